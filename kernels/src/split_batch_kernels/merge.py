@@ -1,0 +1,76 @@
+"""Merge of two partial attention results by their log-sum-exp (``npu::lse_merge``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .checks import check_merge, merge_dtype
+
+
+def merge_partials(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> tuple[Tensor, Tensor]:
+    """Combine two attention partials over disjoint keys, row by row, in float32.
+
+    With ``w_i = exp(lse_i - max(lse_1, lse_2))``: ``out = (w_1 o_1 + w_2 o_2) / (w_1 + w_2)`` and
+    ``lse = max(lse_1, lse_2) + ln(w_1 + w_2)``, which is the softmax over all keys of both partials.
+
+    The function is total. A partial whose log-sum-exp is not finite (NaN or an infinity of either sign) saw no key:
+    its output is not used at all, so that whatever an unwritten buffer holds cannot reach the result. Both empty:
+    zeros and ``-inf``. Merging with an empty partial returns the other one bit for bit, and the two arguments commute
+    bit for bit.
+
+    Args:
+        o1: ``(rows, D)`` of any float dtype. o2: the same shape.
+        lse1: ``(rows,)``, natural logarithm. lse2: the same shape.
+
+    Returns:
+        ``out`` ``(rows, D)`` and ``lse`` ``(rows,)``, both float32.
+    """
+    first, second = o1.to(torch.float32), o2.to(torch.float32)
+    empty = lse1.new_full((), -torch.inf, dtype=torch.float32)
+    l1 = torch.where(torch.isfinite(lse1), lse1.to(torch.float32), empty)
+    l2 = torch.where(torch.isfinite(lse2), lse2.to(torch.float32), empty)
+    peak = torch.maximum(l1, l2)
+    shift = torch.where(torch.isneginf(peak), torch.zeros_like(peak), peak)
+    w1, w2 = torch.exp(l1 - shift), torch.exp(l2 - shift)
+    total = w1 + w2
+    use1, use2 = (w1 > 0).unsqueeze(-1), (w2 > 0).unsqueeze(-1)
+    mixed = (first * w1.unsqueeze(-1) + second * w2.unsqueeze(-1)) / total.unsqueeze(-1)
+    # Select, not multiply: zero weight times NaN would be NaN, and -0.0 + 0.0 would lose the sign.
+    single = torch.where(use1, first, torch.where(use2, second, torch.zeros_like(second)))
+    out = torch.where(use1 & use2, mixed, single)
+    return out, torch.where(total > 0, shift + torch.log(total), empty)
+
+
+def lse_merge(o1: Tensor, o2: Tensor, lse1: Tensor, lse2: Tensor, out_code: int = 0) -> Tensor:
+    """Merge two attention partials; see :func:`merge_partials` for the formula and for empty partials.
+
+    Args:
+        o1: ``(..., D)``, bfloat16, float16 or float32, contiguous, ``D`` a multiple of 16.
+        o2: the same number of rows of ``D`` values, any of the three dtypes, contiguous.
+        lse1: float32, contiguous, natural logarithm; one value per row, or 8 equal ones as stage 1 writes them, of
+            which the first is read. The number of values decides. Its shape does not matter.
+        lse2: likewise, on its own.
+        out_code: dtype of the result: 0 that of ``o1``, 1 bfloat16, 2 float32.
+
+    Returns:
+        A new tensor of the shape of ``o1``.
+
+    Raises:
+        OpContractError: a rule above is broken.
+    """
+    stride1, stride2 = check_merge(o1, o2, lse1, lse2, out_code)
+    head_size = o1.shape[-1]
+    merged, _ = merge_partials(
+        o1.view(-1, head_size),
+        lse1.reshape(-1, stride1)[:, 0],
+        o2.view(-1, head_size),
+        lse2.reshape(-1, stride2)[:, 0],
+    )
+    return merged.view(o1.shape).to(merge_dtype(o1, out_code))
+
+
+def lse_merge_meta(o1: Tensor, o2: Tensor, lse1: Tensor, lse2: Tensor, out_code: int = 0) -> Tensor:
+    """Shape and dtype of :func:`lse_merge`, with all of its checks."""
+    check_merge(o1, o2, lse1, lse2, out_code)
+    return o1.new_empty(o1.shape, dtype=merge_dtype(o1, out_code))
