@@ -112,7 +112,9 @@ class Environment:
         self.stamps.mkdir(parents=True, exist_ok=True)
         stamp = self.stamps / f"{step.name}.json"
         temporary = stamp.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"key": step.key, "seconds": round(seconds, 1), "inputs": step.inputs}, indent=1))
+        temporary.write_text(
+            json.dumps({"key": step.key, "seconds": round(seconds, 1), "inputs": step.inputs}, indent=1)
+        )
         temporary.replace(stamp)
 
 
@@ -154,11 +156,16 @@ def install_torch(environment: Environment) -> None:
     """torch, without its dependencies where it is a CPU build, with them where only a CUDA build is offered."""
     requirement = pinned("torch", "torch")
     environment.pip("--no-deps", requirement)
-    probe = "import importlib.metadata as m; print(any(r.startswith(('nvidia-', 'cuda-')) for r in m.requires('torch') or ()))"
-    cuda = subprocess.run([str(environment.python), "-c", probe], capture_output=True, text=True, check=True).stdout.strip()
+    probe = (
+        "import importlib.metadata as m; "
+        "print(any(r.startswith(('nvidia-', 'cuda-')) for r in m.requires('torch') or ()))"
+    )
+    cuda = subprocess.run(
+        [str(environment.python), "-c", probe], capture_output=True, text=True, check=True
+    ).stdout.strip()
     if cuda == "True":
-        say("      the package index offers torch only as a CUDA build: it works here too, but it is several GB. For the CPU")
-        say("      build (200 MB), configure pip with PyTorch's CPU index, remove .venv and run the same command again.")
+        say("      the package index offers torch only as a CUDA build: it works here too, but is several GB.")
+        say("      For the CPU build (200 MB): configure pip with PyTorch's CPU index, remove .venv, run this again.")
         environment.pip(requirement)
 
 
@@ -218,20 +225,60 @@ def plan(environment: Environment, target: str) -> list[Step]:
     backend_key = tuple(hashlib.sha256(source.read_bytes()).hexdigest() for source in backend_sources)
     location = str(ROOT)  # scripts in .venv/bin and editable installs hold absolute paths: a moved checkout starts anew
     steps = [
-        Step("venv", "virtual environment (.venv), a few seconds", (location, sys.version), lambda: create_environment(environment)),
-        Step("torch", "torch (CPU build where one is offered: 200 MB, about 15 s)", requirement_text("torch"), lambda: install_torch(environment)),
-        requirement_step(environment, "host-dependencies", "the host's own dependencies (77 packages, 100 MB, about 25 s)"),
+        Step(
+            "venv",
+            "virtual environment (.venv), a few seconds",
+            (location, sys.version),
+            lambda: create_environment(environment),
+        ),
+        Step(
+            "torch",
+            "torch (CPU build where one is offered: 200 MB, about 15 s)",
+            requirement_text("torch"),
+            lambda: install_torch(environment),
+        ),
+        requirement_step(
+            environment, "host-dependencies", "the host's own dependencies (77 packages, 100 MB, about 25 s)"
+        ),
         requirement_step(environment, "build", "build tools (a few MB, a few seconds)"),
-        Step("vllm", "vLLM from its source distribution, without device kernels (39 MB, about 15 s)", (pinned("host", "vllm"),), lambda: install_vllm(environment)),
-        Step("vllm-ascend", "vllm-ascend from its source distribution (18 MB, about 10 s)", (pinned("host", "vllm-ascend"),), lambda: install_vllm_ascend(environment)),
+        Step(
+            "vllm",
+            "vLLM from its source distribution, without device kernels (39 MB, about 15 s)",
+            (pinned("host", "vllm"),),
+            lambda: install_vllm(environment),
+        ),
+        Step(
+            "vllm-ascend",
+            "vllm-ascend from its source distribution (18 MB, about 10 s)",
+            (pinned("host", "vllm-ascend"),),
+            lambda: install_vllm_ascend(environment),
+        ),
         requirement_step(environment, "manager", "what the extension manager needs (6 packages, 4 MB, a few seconds)"),
-        Step("own", "this repository's four distributions, editable (about 5 s)", own_metadata, lambda: install_own(environment)),
-        Step("backend", "the emulated NPU's backend, compiled with g++ once per torch version (about 30 s)", backend_key, lambda: environment.run(str(environment.python), "-m", "torch_npu_emulator", "--build")),
+        Step(
+            "own",
+            "this repository's four distributions, editable (about 5 s)",
+            own_metadata,
+            lambda: install_own(environment),
+        ),
+        Step(
+            "backend",
+            "the emulated NPU's backend, compiled with g++ once per torch version (about 30 s)",
+            backend_key,
+            lambda: environment.run(str(environment.python), "-m", "torch_npu_emulator", "--build"),
+        ),
     ]
     if target in {"demo", "test"}:
-        steps.append(requirement_step(environment, "model", "GGUF reader for the one-time model conversion (a few MB, a few seconds)"))
+        steps.append(
+            requirement_step(
+                environment, "model", "GGUF reader for the one-time model conversion (a few MB, a few seconds)"
+            )
+        )
     if target == "test":
-        steps.append(requirement_step(environment, "test", "test tools and Triton's interpreter (15 packages, 250 MB, about 30 s)"))
+        steps.append(
+            requirement_step(
+                environment, "test", "test tools and Triton's interpreter (15 packages, 250 MB, about 30 s)"
+            )
+        )
     # A new environment has no stamps left, and a changed step invalidates what was built on it.
     return steps
 
@@ -241,8 +288,8 @@ def check_tools() -> None:
     if sys.version_info[:2] != PYTHON_VERSION:
         found = ".".join(map(str, sys.version_info[:2]))
         raise SetupError(
-            f"the demo and the tests run on Python {'.'.join(map(str, PYTHON_VERSION))}, this is {found}: install python3.11 "
-            "(Debian: apt-get install python3.11 python3.11-venv) and run `make PYTHON=python3.11 ...`"
+            f"the demo and the tests run on Python {'.'.join(map(str, PYTHON_VERSION))}, this is {found}: install "
+            "python3.11 (Debian: apt-get install python3.11 python3.11-venv) and run `make PYTHON=python3.11 ...`"
         )
     if sys.platform != "linux":
         raise SetupError(f"the host (vllm-ascend) runs on Linux only, this is {sys.platform}")
@@ -253,7 +300,9 @@ def check_tools() -> None:
         import ensurepip  # noqa: F401  (Debian ships Python without it)
         import venv  # noqa: F401
     except ImportError:
-        raise SetupError("this Python has no venv module: install it (Debian: apt-get install python3.11-venv)") from None
+        raise SetupError(
+            "this Python has no venv module: install it (Debian: apt-get install python3.11-venv)"
+        ) from None
     import sysconfig
 
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():

@@ -1,0 +1,62 @@
+"""How many leading blocks every request of a batch has in common, by the ids themselves.
+
+The core's scheduler announces a common prefix from reference counts; a block whose release is deferred keeps its count,
+so that number has been too high for batches whose first blocks differ (vllm-project/vllm#55227). Equal block ids are
+the fact that a shared read rests on, and comparing them costs microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def shared_blocks(ids: npt.NDArray[np.integer[Any]], limit: int) -> int:
+    """The length of the longest common leading run of block ids.
+
+    Args:
+        ids: int array [requests, columns]; row r lists the blocks of request r in token order.
+        limit: no more than this many columns count (columns behind it may hold leftovers of earlier requests).
+
+    Returns:
+        The largest n <= min(limit, columns) such that all rows agree in their first n ids; 0 without requests.
+    """
+    if ids.shape[0] == 0:
+        return 0
+    limit = min(limit, ids.shape[1])
+    if limit <= 0:
+        return 0
+    head = ids[:, :limit]
+    # A batch that shares nothing is the common case: look at one column before comparing all of them.
+    if (head[:, 0] != head[0, 0]).any():
+        return 0
+    same = (head == head[0]).all(axis=0)
+    return limit if same.all() else int(same.argmin())
+
+
+def shared_prefix_tokens(
+    ids: npt.NDArray[np.integer[Any]],
+    used: npt.NDArray[np.integer[Any]],
+    block_size: int,
+    computed_tokens: npt.NDArray[np.integer[Any]],
+) -> int:
+    """The shared prefix of a step in tokens: whole blocks, and no token that is not yet computed for every request.
+
+    The cap at the smallest number of computed tokens keeps every request's suffix non-empty: the token that a request
+    computes in this step always lies behind it.
+
+    Args:
+        ids: int array [requests, columns] of block ids.
+        used: int array [requests]; valid leading columns of each row.
+        block_size: tokens per block.
+        computed_tokens: int array [requests].
+
+    Returns:
+        A multiple of `block_size`, 0 where nothing is shared.
+    """
+    if len(computed_tokens) == 0:
+        return 0
+    limit = min(int(computed_tokens.min()) // block_size, int(used.min()))
+    return shared_blocks(ids, limit) * block_size
