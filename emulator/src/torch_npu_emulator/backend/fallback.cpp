@@ -1,0 +1,188 @@
+#include "fallback.h"
+
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "alias.h"
+#include "counters.h"
+#include "device.h"
+
+namespace npu_emulator {
+namespace {
+
+std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
+
+bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
+
+// Operators whose result size, or whose work, depends on device data: hardware waits for the stream to learn it.
+bool waits_for_data(const std::string& name, const torch::jit::Stack& stack, size_t first) {
+  if (starts_with(name, "aten::nonzero") || starts_with(name, "aten::masked_select") ||
+      starts_with(name, "aten::_unique") || starts_with(name, "aten::unique_") || name == "aten::equal" ||
+      name == "aten::bincount" || name == "aten::repeat_interleave.Tensor") {
+    return true;
+  }
+  if (starts_with(name, "aten::index") && stack[first + 1].isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& index : stack[first + 1].toOptionalTensorList().vec()) {
+      if (index && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte)) return true;
+    }
+  }
+  return false;
+}
+
+// Host tensors that an operator may take beside device tensors, as torch's other accelerators allow: the indices of
+// index and index_put, which are copied to the device. Zero-dimensional host tensors count as numbers everywhere.
+bool takes_host_tensor(const std::string& name, size_t argument) {
+  return (starts_with(name, "aten::index") || starts_with(name, "aten::_index_put_impl")) && argument == 1;
+}
+
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, torch::jit::Stack* stack) : op_(op), stack_(*stack) {}
+
+  void run(c10::DispatchKey key) {
+    const auto& schema = op_.schema();
+    const size_t first = stack_.size() - schema.arguments().size();
+    counters.launch(&schema, [this] { return name_of(op_); });
+    for (size_t i = first; i < stack_.size(); ++i) to_host(stack_[i], i - first);
+    if (!aliases_.empty()) {
+      if (host_tensors_) check_devices();
+      if (op_.operator_name().name.rfind("aten::", 0) == 0 && waits_for_data(name_of(op_), stack_, first)) {
+        ++counters.implicit_synchronizes;
+      }
+    }
+    op_.redispatchBoxed(c10::DispatchKeySet(key), &stack_);
+    for (size_t i = stack_.size() - schema.returns().size(); i < stack_.size(); ++i) to_device(stack_[i]);
+    adopt_resized();
+  }
+
+ private:
+  void to_host(c10::IValue& value, size_t argument) {
+    if (value.isTensor()) {
+      value = to_host(value.toTensor(), argument);
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorVector();
+      for (auto& tensor : list) tensor = to_host(tensor, argument);
+      value = list;
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList().vec()) {
+        list.push_back(tensor ? std::make_optional(to_host(*tensor, argument)) : std::nullopt);
+      }
+      value = list;
+    } else if (is_nested_list(value)) {
+      c10::List<std::vector<at::Tensor>> list;
+      for (const c10::IValue& inner : value.toListRef()) {
+        auto tensors = inner.toTensorVector();
+        for (auto& tensor : tensors) tensor = to_host(tensor, argument);
+        list.push_back(tensors);
+      }
+      value = list;
+    } else if (value.isDevice() && value.toDevice().type() == kNpu) {
+      value = c10::Device(c10::kCPU);
+    }
+  }
+
+  at::Tensor to_host(const at::Tensor& tensor, size_t argument) {
+    if (!is_npu(tensor)) {
+      if (tensor.defined() && tensor.dim() > 0) {
+        host_tensors_ = true;
+        host_arguments_.emplace_back(argument, static_cast<int64_t>(tensor.nbytes()));
+      }
+      return tensor;
+    }
+    for (const auto& [npu, cpu] : aliases_) {
+      if (npu.is_same(tensor)) return cpu;
+    }
+    // Arguments that share a storage on the device share one on the host too: operators ask for that.
+    const void* storage = tensor.storage().unsafeGetStorageImpl();
+    const auto known = host_storages_.find(storage);
+    at::Tensor alias = known == host_storages_.end()
+                           ? to_cpu_alias(tensor)
+                           : tensor_on(c10::Storage(known->second), tensor, c10::DispatchKey::CPU);
+    if (known == host_storages_.end()) host_storages_.emplace(storage, alias.storage());
+    npu_storages_.emplace(alias.storage().unsafeGetStorageImpl(), tensor.storage());
+    aliases_.emplace_back(tensor, alias);
+    return alias;
+  }
+
+  void check_devices() const {
+    const std::string name = name_of(op_);
+    for (const auto& [argument, bytes] : host_arguments_) {
+      TORCH_CHECK(takes_host_tensor(name, argument),
+                  "Expected all tensors to be on the same device, but found at least two devices, npu:0 and cpu! ",
+                  name, " got a host tensor as argument '", op_.schema().arguments()[argument].name(), "'");
+      ++counters.host_to_device;
+      counters.host_to_device_bytes += bytes;
+    }
+  }
+
+  void to_device(c10::IValue& value) {
+    if (value.isTensor()) {
+      value = to_device(value.toTensor());
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorVector();
+      for (auto& tensor : list) tensor = to_device(tensor);
+      value = list;
+    } else if (is_nested_list(value)) {
+      c10::List<std::vector<at::Tensor>> list;
+      for (const c10::IValue& inner : value.toListRef()) {
+        auto tensors = inner.toTensorVector();
+        for (auto& tensor : tensors) tensor = to_device(tensor);
+        list.push_back(tensors);
+      }
+      value = list;
+    }
+  }
+
+  at::Tensor to_device(const at::Tensor& tensor) const {
+    if (!tensor.defined() || !tensor.device().is_cpu()) return tensor;
+    for (const auto& [npu, cpu] : aliases_) {
+      if (cpu.is_same(tensor)) return npu;
+    }
+    const auto view_of = npu_storages_.find(tensor.storage().unsafeGetStorageImpl());
+    if (view_of != npu_storages_.end()) {
+      return tensor_on(c10::Storage(view_of->second), tensor, c10::DispatchKey::PrivateUse1);
+    }
+    return to_npu_alias(tensor);
+  }
+
+  // An out= argument that the operator resized has new memory on the host: the npu tensor takes it over.
+  void adopt_resized() {
+    for (auto& [npu, cpu] : aliases_) {
+      if (cpu.storage().data() != npu.storage().data()) {
+        auto* storage = npu.storage().unsafeGetStorageImpl();
+        storage->set_data_ptr_noswap(shared_data(cpu.storage(), npu.device()));
+        storage->set_nbytes(cpu.storage().nbytes());
+      }
+      if (cpu.sizes() != npu.sizes() || cpu.strides() != npu.strides()) {
+        npu.unsafeGetTensorImpl()->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
+      }
+    }
+  }
+
+  static bool is_nested_list(const c10::IValue& value) {
+    return value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensorList();
+  }
+
+  const c10::OperatorHandle& op_;
+  torch::jit::Stack& stack_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> aliases_;  // npu argument, its CPU alias
+  std::unordered_map<const void*, c10::Storage> host_storages_, npu_storages_;
+  std::vector<std::pair<size_t, int64_t>> host_arguments_;  // argument number, bytes
+  bool host_tensors_ = false;
+};
+
+}  // namespace
+
+void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& name = op.operator_name().name;
+  TORCH_CHECK_NOT_IMPLEMENTED(!starts_with(name, "npu::") && !starts_with(name, "_C_ascend::"), "operator ",
+                              name_of(op), " is not modelled by the emulated NPU");
+  Call(op, stack).run(c10::DispatchKey::CPU);
+}
+
+void run_emulation(const c10::OperatorHandle& op, torch::jit::Stack* stack) { Call(op, stack).run(kEmulation); }
+
+}  // namespace npu_emulator

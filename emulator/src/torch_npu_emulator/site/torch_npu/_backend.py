@@ -1,0 +1,67 @@
+"""The compiled backend: loads it, and names the C functions that Python steers it with."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from typing import Any
+
+import torch
+
+from torch_npu.emulator import settings
+
+
+def _load() -> ctypes.CDLL:
+    path = os.environ.get("NPU_EMU_BACKEND")
+    if not path:
+        raise ImportError(
+            "the emulated NPU was found on the path but not its compiled backend: start the command with "
+            "'python -m torch_npu_emulator -- COMMAND'"
+        )
+    built_for = os.path.basename(path).split("-")[1].removeprefix("torch")
+    if built_for != torch.__version__.replace("+", "_"):
+        raise ImportError(
+            f"the emulated NPU's backend was built for torch {built_for}, this process has torch {torch.__version__}: "
+            "start the command with the torch_npu_emulator of its own environment"
+        )
+    torch.ops.load_library(path)
+    return ctypes.CDLL(path)
+
+
+_library = _load()
+_library.npu_emulator_init.argtypes = [ctypes.c_int, ctypes.c_int64]
+_library.npu_emulator_bind.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+_library.npu_emulator_count_launch.argtypes = [ctypes.c_char_p]
+_library.npu_emulator_allocated.restype = ctypes.c_int64
+_library.npu_emulator_peak.restype = ctypes.c_int64
+_library.npu_emulator_counters.restype = ctypes.c_char_p
+_library.npu_emulator_init(settings.DEVICES, settings.DEVICE_BYTES)
+
+current_device: Any = _library.npu_emulator_current_device
+set_device: Any = _library.npu_emulator_set_device
+allocated: Any = _library.npu_emulator_allocated
+peak: Any = _library.npu_emulator_peak
+reset_peak: Any = _library.npu_emulator_reset_peak
+count_synchronize: Any = _library.npu_emulator_count_synchronize
+reset_counters: Any = _library.npu_emulator_reset_counters
+
+
+def bind(library: str, name: str) -> None:
+    """Gives the operator ``library::name`` a kernel for npu tensors: the one registered under PrivateUse2."""
+    _library.npu_emulator_bind(library.encode(), name.encode())
+
+
+def count_launch(name: str) -> None:
+    """Counts a launch of something that is no torch operator (a Triton kernel)."""
+    _library.npu_emulator_count_launch(name.encode())
+
+
+def counters() -> dict[str, Any]:
+    """The backend's counters since the process started or the last reset."""
+    return json.loads(_library.npu_emulator_counters())
+
+
+def host_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor that shares the memory of an npu tensor (for code that stands in for device code)."""
+    return torch.ops.npu_emulator.host_alias(tensor)

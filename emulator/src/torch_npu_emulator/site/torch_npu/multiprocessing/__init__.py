@@ -1,0 +1,1 @@
+"""Sending npu tensors between processes."""

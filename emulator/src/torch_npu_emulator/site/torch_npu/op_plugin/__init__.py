@@ -1,0 +1,1 @@
+"""Operator plugins of the published package."""

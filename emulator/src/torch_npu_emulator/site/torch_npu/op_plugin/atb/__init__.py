@@ -1,0 +1,1 @@
+"""The ATB operator library."""

@@ -1,0 +1,62 @@
+"""RMS norms. Computed in float32, cast to the input's dtype at the end."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_npu.ops.registry import emulates
+
+
+def rms_norm(x: torch.Tensor, gamma: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """``y = x / rms(x) * gamma`` over the dimensions of ``gamma``, and ``rstd = 1 / rms(x)`` in float32.
+
+    ``rms(x) = sqrt(mean(x^2) + epsilon)``. x ``[..., *gamma.shape]``; y has the dtype of x; rstd keeps the normalised
+    dimensions with size 1.
+    """
+    dims = gamma.dim()
+    if dims == 0 or x.shape[x.dim() - dims :] != gamma.shape:
+        raise RuntimeError(f"rms_norm: gamma {tuple(gamma.shape)} must be the last dimensions of x {tuple(x.shape)}")
+    wide = x.float()
+    rstd = torch.rsqrt(wide.square().mean(tuple(range(-dims, 0)), keepdim=True).add_(epsilon))
+    return (wide * rstd).mul_(gamma.float()).to(x.dtype), rstd
+
+
+def _meta_rms_norm(
+    input: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    kept = input.shape[: input.dim() - gamma.dim()]
+    return torch.empty_like(input), input.new_empty([*kept, *[1] * gamma.dim()], dtype=torch.float32)
+
+
+@emulates("npu_rms_norm", meta=_meta_rms_norm)
+def npu_rms_norm(
+    input: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return rms_norm(input, gamma, epsilon)
+
+
+def _meta_add_rms_norm(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    y, rstd = _meta_rms_norm(x1, gamma)
+    return y, rstd, torch.empty_like(x1)
+
+
+def add_rms_norm(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The norm of ``x = x1 + x2``, its rstd, and x. The sum is rounded to the input's dtype before it is normalised."""
+    if x1.shape != x2.shape or x1.dtype != x2.dtype:
+        raise RuntimeError(
+            f"add_rms_norm: x1 {tuple(x1.shape)} {x1.dtype} and x2 {tuple(x2.shape)} {x2.dtype} must be alike"
+        )
+    x = x1 + x2
+    y, rstd = rms_norm(x, gamma, epsilon)
+    return y, rstd, x
+
+
+@emulates("npu_add_rms_norm", meta=_meta_add_rms_norm)
+def npu_add_rms_norm(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return add_rms_norm(x1, x2, gamma, epsilon)
