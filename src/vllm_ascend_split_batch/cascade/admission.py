@@ -13,8 +13,6 @@ from enum import Enum
 class Refusal(str, Enum):
     """Why a step runs the host's own attention. The values are the names in the engine report."""
 
-    STRICT = "strict"
-    KERNEL_WHEEL = "kernel_wheel"
     SPECULATIVE_DECODING = "speculative_decoding"
     MICROBATCHING = "microbatching"
     CONTEXT_PARALLEL = "context_parallel"
@@ -22,19 +20,18 @@ class Refusal(str, Enum):
     MLA = "mla"
     ALIBI = "alibi"
     ATTENTION_BACKEND = "attention_backend"
+    SINKS = "attention_sinks"
     QUANTISED_KV = "quantised_kv"
     SLIDING_WINDOW = "sliding_window"
     LOCAL_ATTENTION = "local_attention"
+    SPLIT_BLOCKS = "split_blocks"
     DEVICE_LIMITS = "device_limits"
     NOT_DECODE = "not_decode"
     BELOW_MIN_REQS = "below_min_reqs"
     NO_SHARED_PREFIX = "no_shared_prefix"
     BELOW_MIN_PREFIX = "below_min_prefix"
-    # Seen only in a layer; the step was admitted before.
-    SINKS = "attention_sinks"
-    SOFT_CAP = "logits_soft_cap"
+    # Seen only in the step's metadata; the step was admitted before.
     NOT_CAUSAL = "not_causal"
-    PADDED_BATCH = "padded_batch"
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,6 @@ class EngineTraits:
     """What an engine's configuration says, once and for all, about one attention group.
 
     Attributes:
-        strict: the user asked for bit-exact stock results.
-        kernel_wheel: the merge kernel is present and known.
         speculative: speculative decoding is configured (even where a step happens to carry single rows).
         microbatching: the core may split a batch into microbatches.
         context_parallel: decode or prefill context parallelism of more than one rank.
@@ -51,13 +46,13 @@ class EngineTraits:
         mla: multi-head latent attention.
         alibi: position bias by ALiBi.
         stock_backend: the group is served by the host's plain grouped-query attention, not by a subclass.
+        sinks: a layer adds attention sinks to its softmax.
         quantised_kv: the KV cache is stored in less than 16 bits.
         sliding_window, local_attention: a layer sees only part of its prefix.
+        split_blocks: the device's pages are smaller than the blocks the cache manager hands out (hybrid models).
         beyond_device_limits: None, or what the kernels of this device cannot do with this model.
     """
 
-    strict: bool = False
-    kernel_wheel: bool = True
     speculative: bool = False
     microbatching: bool = False
     context_parallel: bool = False
@@ -65,26 +60,28 @@ class EngineTraits:
     mla: bool = False
     alibi: bool = False
     stock_backend: bool = True
+    sinks: bool = False
     quantised_kv: bool = False
     sliding_window: bool = False
     local_attention: bool = False
+    split_blocks: bool = False
     beyond_device_limits: str | None = None
 
 
 def static_refusal(traits: EngineTraits) -> Refusal | None:
     """The first reason for which this engine can never run two-stage, or None."""
     rules = (
-        (traits.strict, Refusal.STRICT),
-        (not traits.kernel_wheel, Refusal.KERNEL_WHEEL),
         (traits.speculative, Refusal.SPECULATIVE_DECODING),
         (traits.microbatching, Refusal.MICROBATCHING),
         (traits.context_parallel, Refusal.CONTEXT_PARALLEL),
         (traits.mla, Refusal.MLA),
         (not traits.stock_backend, Refusal.ATTENTION_BACKEND),
         (traits.alibi, Refusal.ALIBI),
+        (traits.sinks, Refusal.SINKS),
         (traits.quantised_kv, Refusal.QUANTISED_KV),
         (traits.sliding_window, Refusal.SLIDING_WINDOW),
         (traits.local_attention, Refusal.LOCAL_ATTENTION),
+        (traits.split_blocks, Refusal.SPLIT_BLOCKS),
         (traits.graphs, Refusal.GRAPH_MODE),
         (traits.beyond_device_limits is not None, Refusal.DEVICE_LIMITS),
     )

@@ -17,17 +17,17 @@ from vllm_ascend_split_batch.cascade.admission import (
 FITTING = EngineTraits()
 
 RULES = [
-    ({"strict": True}, Refusal.STRICT),
-    ({"kernel_wheel": False}, Refusal.KERNEL_WHEEL),
     ({"speculative": True}, Refusal.SPECULATIVE_DECODING),
     ({"microbatching": True}, Refusal.MICROBATCHING),
     ({"context_parallel": True}, Refusal.CONTEXT_PARALLEL),
     ({"mla": True}, Refusal.MLA),
     ({"stock_backend": False}, Refusal.ATTENTION_BACKEND),
     ({"alibi": True}, Refusal.ALIBI),
+    ({"sinks": True}, Refusal.SINKS),
     ({"quantised_kv": True}, Refusal.QUANTISED_KV),
     ({"sliding_window": True}, Refusal.SLIDING_WINDOW),
     ({"local_attention": True}, Refusal.LOCAL_ATTENTION),
+    ({"split_blocks": True}, Refusal.SPLIT_BLOCKS),
     ({"graphs": True}, Refusal.GRAPH_MODE),
     ({"beyond_device_limits": "head size 96"}, Refusal.DEVICE_LIMITS),
 ]
@@ -48,9 +48,9 @@ def test_every_trait_has_a_rule():
     assert {name for change, _ in RULES for name in change} == {field.name for field in fields(EngineTraits)}
 
 
-def test_strict_is_named_before_anything_else():
+def test_the_first_rule_that_applies_is_named():
     everything = EngineTraits(**{name: value for change, _ in RULES for name, value in change.items()})
-    assert static_refusal(everything) is Refusal.STRICT
+    assert static_refusal(everything) is Refusal.SPECULATIVE_DECODING
 
 
 @pytest.mark.parametrize(
