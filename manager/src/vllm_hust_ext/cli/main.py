@@ -1,0 +1,126 @@
+"""The root command, its lazily loaded nouns, and the last line of defence: no traceback reaches a user."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from vllm_hust_ext import __version__
+from vllm_hust_ext.cli.lazy import LazyGroup
+from vllm_hust_ext.cli.output import report_error
+from vllm_hust_ext.errors import BrokenState, ExitCode, ManagerError, UsageFault
+
+PROGRAM = "vllm-hust-ext"
+DEBUG_VARIABLE = "VLLM_HUST_EXT_TRACEBACK"
+
+_COMMANDS = {
+    "extension": "vllm_hust_ext.cli.extension:extension",
+    "run": "vllm_hust_ext.cli.run:run",
+    "schema": "vllm_hust_ext.cli.schema:schema",
+    "completion": "vllm_hust_ext.cli.completion:completion",
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_from=_COMMANDS,
+    external=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name=PROGRAM)
+def root() -> None:
+    """Extension manager for vLLM hosts.
+
+    It says what is installed, what fits the host and why not, what is on, what a launch would change, and what
+    running engines really did. It reads metadata and files; it imports no extension and no host.
+
+    Exit codes: 0 yes or done, 1 no, 2 usage, 3 refused by a rule, 4 broken state. After 'run' has started a command,
+    the exit code is the command's own.
+    """
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in own
+
+
+def _run(arguments: Sequence[str], json_mode: bool) -> int:
+    try:
+        result: Any = root.main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return int(result) if isinstance(result, int) else ExitCode.OK
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.exceptions.Abort:
+        return 130
+    except click.UsageError as error:
+        context = error.ctx
+        hint = f"see '{context.command_path} --help'" if context is not None else None
+        report_error(UsageFault(error.format_message(), hint=hint), json_mode)
+        return ExitCode.USAGE
+    except click.ClickException as error:
+        report_error(UsageFault(error.format_message()), json_mode)
+        return ExitCode.USAGE
+    except ManagerError as error:
+        report_error(error, json_mode)
+        return error.exit_code
+
+
+def _silence_stdout() -> None:
+    """The reader is gone: let the interpreter's own flush at exit go nowhere."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+    except OSError:
+        pass
+
+
+def _guarded(arguments: Sequence[str], json_mode: bool) -> int:
+    try:
+        return _run(arguments, json_mode)
+    except BrokenPipeError:
+        _silence_stdout()
+        return 128 + 13
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        _silence_stdout()
+        where = f"{error.filename}" if error.filename else "standard output or a file"
+        report_error(
+            BrokenState(
+                f"the system says: {error.strerror or error}", where=where, hint="check the disk and permissions"
+            ),
+            False,
+        )
+        return ExitCode.BROKEN
+    except Exception as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        kind = type(error).__name__
+        report_error(
+            BrokenState(
+                f"the manager failed ({kind}: {error}); this is a fault of the manager, not of your command",
+                name="internal",
+                hint=f"please report it with the output of: {DEBUG_VARIABLE}=1 {PROGRAM} {' '.join(arguments)}",
+            ),
+            False,
+        )
+        return ExitCode.BROKEN
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    code = _guarded(given, _wants_json(given))
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        _silence_stdout()
+    sys.exit(int(code))
