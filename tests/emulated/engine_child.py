@@ -16,6 +16,10 @@ from typing import Any
 
 def main(job_path: str, result_path: str) -> None:
     job: dict[str, Any] = json.loads(Path(job_path).read_text())
+    if job["mutant"]:
+        import planted_faults
+
+        planted_faults.plant(job["mutant"])
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 

@@ -82,9 +82,17 @@ class Engines:
         *,
         env: dict[str, str] | None = None,
         engine: dict[str, Any] | None = None,
+        mutant: str | None = None,
     ) -> Result:
+        """The result of a job, from an earlier run of the same job in this session if there was one.
+
+        Args:
+            env: variables on top of the emulated NPU's. engine: arguments of `LLM` on top of the defaults.
+            mutant: a fault from `planted_faults.py` to plant first.
+        """
         job = {
             "model": str(model),
+            "mutant": mutant,
             "engine": ENGINE_DEFAULTS | (engine or {}),
             "batches": [{"prompts": [list(p) for p in batch.prompts], "tokens": batch.tokens} for batch in batches],
         }

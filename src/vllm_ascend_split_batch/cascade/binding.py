@@ -1,8 +1,8 @@
 """Where cascade meets the host: one decision a step, one plan a group, two stages a layer.
 
-The runner asks once a step what its requests share; the answer travels through the host's own `common_prefix_len` to
-the metadata builder, which hangs the step's plan on the metadata; every layer finds it there. All state is per runner or
-per step, none per process.
+The runner asks once a step what its requests share. The answer travels through the host's own `common_prefix_len` to
+the metadata builder, which hangs the step's plan on the metadata, where every layer finds it. All state is per runner
+or per step, none per process.
 """
 
 from __future__ import annotations

@@ -1,0 +1,48 @@
+# Everything here does its own set-up first (tools/setup_environment.py): once, resumable, in .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv/bin
+# make demo MODEL=DIR, make demo KERNELS=none, make demo ARGS="--requests 8"
+MODEL   ?=
+KERNELS ?= reference
+ARGS    ?=
+
+.PHONY: help demo test lint bench evidence env-demo env-test clean
+
+help:
+	@echo "make demo            set up, then serve a real chat model on the emulated NPU, stock and with cascade"
+	@echo "make demo MODEL=DIR  the same with your own model folder;  KERNELS=none leaves the kernels out"
+	@echo "make test            set up, then run all tests and checks"
+	@echo "make lint            ruff and mypy"
+	@echo "make bench           the programs in benchmarks/"
+	@echo "make evidence        run the demo again and rewrite docs/evidence/cascade/"
+	@echo "make clean           remove the environment and what the demo wrote"
+
+env-demo:
+	@$(if $(PYTHON),,$(error no python3 found: install python3.11))$(PYTHON) tools/setup_environment.py demo
+
+env-test:
+	@$(if $(PYTHON),,$(error no python3 found: install python3.11))$(PYTHON) tools/setup_environment.py test
+
+demo: env-demo
+	@$(VENV)/python -m demo --kernels $(KERNELS) $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+test: env-test
+	$(VENV)/python -m pytest -q
+	$(VENV)/ruff check .
+	$(VENV)/mypy
+
+lint: env-test
+	$(VENV)/ruff check .
+	$(VENV)/mypy
+
+bench: env-test
+	@mkdir -p out
+	$(VENV)/python benchmarks/default_off.py --out out/default_off.json
+	$(VENV)/python benchmarks/fused_attention.py --out out/fused_attention.json
+	$(VENV)/python benchmarks/manager_cli.py --out out/manager_cli.json
+
+evidence: env-demo
+	$(VENV)/python docs/evidence/cascade/collect.py
+
+clean:
+	rm -rf .venv .venv.log .venv.lock out
