@@ -24,8 +24,8 @@ from pathlib import Path
 import filelock
 import platformdirs
 
-SOURCES = ("npu_backend.cpp", "fallback.cpp")
-COMPILER_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-march=native", "-fno-math-errno")
+SOURCES = ("attention.cpp", "npu_backend.cpp", "fallback.cpp")
+COMPILER_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 LIBRARIES = ("-ltorch", "-ltorch_cpu", "-lc10")
 
 CACHE_VARIABLE = "NPU_EMU_CACHE"
@@ -133,7 +133,7 @@ def _build(torch: Torch, compiler: str, target: Path) -> None:
     include = [f"-I{torch.folder}/include", f"-I{torch.folder}/include/torch/csrc/api/include"]
     # No rpath: the backend is loaded into a process that has torch's libraries already, so that copies of an
     # environment share one build.
-    link = [f"-L{torch.folder}/lib", *LIBRARIES]
+    link = [f"-L{torch.folder}/lib", *LIBRARIES, "-Wl,--no-undefined"]
     with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as work:
         objects = [f"{work}/{Path(source).stem}.o" for source in SOURCES]
         compiles = [

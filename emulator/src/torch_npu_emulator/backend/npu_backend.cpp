@@ -198,7 +198,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&npu_emulator::run_on_cpu>());
 }
 
-TORCH_LIBRARY(npu_emulator, m) { m.def("host_alias(Tensor self) -> Tensor"); }
+TORCH_LIBRARY_FRAGMENT(npu_emulator, m) { m.def("host_alias(Tensor self) -> Tensor"); }
 TORCH_LIBRARY_IMPL(npu_emulator, PrivateUse1, m) { m.impl("host_alias", &npu_emulator::host_alias); }
 
 // ---- what Python calls, through ctypes ------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 __version__ = "2.10.0.post4"
 
 from torch_npu import emulator  # noqa: E402
+from torch_npu.emulator import counters as _counters, oplog as _oplog  # noqa: E402
 from torch_npu.host import triton_kernels as _triton_kernels  # noqa: E402
 from torch_npu.host import absent_packages as _absent_packages  # noqa: E402
 
@@ -26,6 +27,8 @@ from torch_npu.host import vllm_ascend as _vllm_ascend  # noqa: E402
 
 _triton_kernels.install()
 _vllm_ascend.install()
+_counters.start()
+_oplog.start()
 
 
 def _autoload() -> None:

@@ -11,5 +11,7 @@ if os.environ.get("NPU_EMU_KERNELS", "reference") == "none":
 import split_batch_kernels  # noqa: E402
 
 __emulated__ = True
+#: Whether the registered operators refuse what the device build would (NPU_EMU_DEVICE_LIMITS=1); users of the wheel ask.
+ENFORCES_DEVICE_LIMITS = os.environ.get("NPU_EMU_DEVICE_LIMITS") == "1"
 
 split_batch_kernels.register("PrivateUse1")

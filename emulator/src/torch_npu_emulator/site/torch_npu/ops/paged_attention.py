@@ -1,22 +1,77 @@
-"""Paged attention (first form)."""
+"""``_npu_paged_attention``: decode attention of the ATB library, one query token per sequence."""
+
+from __future__ import annotations
+
 import torch
-from torch_npu.ops.fused_attention import _attend
+
+from torch_npu.ops import attention_limits as limits
+from torch_npu.ops.attention_core import Call, Sequence, run
 from torch_npu.ops.registry import emulates
 
-
-@emulates("_npu_paged_attention")
-def _pa(query, key_cache, value_cache, num_kv_heads, num_heads, scale_value, block_table, context_lens, out, *, workspace=None):
-    for i in range(query.shape[0]):
-        L = int(context_lens[i]); bs = key_cache.shape[1]
-        idx = block_table[i, : (L + bs - 1) // bs].long()
-        k = key_cache[idx].reshape(-1, num_kv_heads, key_cache.shape[-1])[:L]
-        v = value_cache[idx].reshape(-1, num_kv_heads, value_cache.shape[-1])[:L]
-        o, _ = _attend(query[i : i + 1].view(1, num_heads, -1), k, v, scale_value, None)
-        out[i : i + 1].copy_(o.to(out.dtype).view(out[i : i + 1].shape))
+OP = "_npu_paged_attention"
 
 
-@emulates("_npu_paged_attention_get_workspace")
-def _paws(*a, **k):
-    return torch.empty(1, dtype=torch.uint8)
+def _meta(*args: object, **kwargs: object) -> None:
+    return None
 
 
+@emulates(OP, meta=_meta)
+def _npu_paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """query ``[B, N, D]``, caches ``[blocks, block_size, K, D]``, block_table ``[B, columns]`` int32, out ``[B, N, D]``.
+
+    context_lens ``[B]`` int32 may be a host tensor: the library reads it on the host.
+    """
+    limits.check_dtypes(OP, query, key_cache, value_cache)
+    if query.dim() != 3 or query.shape[1] != num_heads:
+        raise RuntimeError(f"{OP}: query {tuple(query.shape)} must be [tokens, {num_heads}, D]")
+    if key_cache.dim() != 4 or key_cache.shape[2] != num_kv_heads or key_cache.shape != value_cache.shape:
+        raise RuntimeError(
+            f"{OP}: caches {tuple(key_cache.shape)}, {tuple(value_cache.shape)} must be "
+            f"[blocks, block_size, {num_kv_heads}, D]"
+        )
+    limits.check_heads(OP, "paged", num_heads, num_kv_heads, query.shape[2], value_cache.shape[3])
+    if context_lens.dtype != torch.int32 or context_lens.shape != query.shape[:1]:
+        raise RuntimeError(
+            f"{OP}: context_lens {tuple(context_lens.shape)} of {context_lens.dtype} must be [{query.shape[0]}] of int32"
+        )
+    if out.shape != query.shape or out.dtype != query.dtype or out.stride(-1) != 1:
+        raise RuntimeError(f"{OP}: out {tuple(out.shape)} of {out.dtype} must be like the query {tuple(query.shape)}")
+    lengths = context_lens.tolist()
+    if any(length < 0 for length in lengths):
+        raise RuntimeError(f"{OP}: context_lens {lengths} must not be negative")
+    block_size = key_cache.shape[1]
+    limits.check_block_table(OP, block_table, query.shape[0], block_size, block_size, lengths, 1)
+    run(
+        Call(
+            OP,
+            "paged",
+            query.unsqueeze(0),
+            key_cache,
+            value_cache,
+            out.unsqueeze(0),
+            None,
+            scale_value,
+            [Sequence(0, i, 1, i, 0, length) for i, length in enumerate(lengths)],
+            block_table,
+            block_size,
+        )
+    )
+
+
+def _workspace(query: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    return query.new_empty(1, dtype=torch.uint8)  # the backend needs none
+
+
+emulates(f"{OP}_get_workspace", meta=_workspace)(_workspace)

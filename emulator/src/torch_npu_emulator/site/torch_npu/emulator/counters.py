@@ -1,0 +1,109 @@
+"""What this process did with the emulated device.
+
+``snapshot()`` is one dictionary::
+
+    {"schema": "torch-npu-emulator.counters/1", "pid": 123,
+     "launches": {"npu::npu_rms_norm": 61, "aten::mm.out": 30, ...},
+     "kv_bytes": {"token": 0, "page": 0},
+     "copies": {"device_to_host": 0, "device_to_host_bytes": 0, "host_to_device": 0, "host_to_device_bytes": 0,
+                "device_to_device": 0, "device_to_device_bytes": 0},
+     "synchronizes": 0, "implicit_synchronizes": 0,
+     "memory": {"allocated": 0, "peak": 0}}
+
+* launches: operators that reach the device, by name with overload. Views, allocations and copies are none.
+* kv_bytes: keys and values that attention reads, each sequence its own once per call; by token, and by whole page.
+* copies: by direction. Reading one number (``item()``, ``_local_scalar_dense``) is a copy to the host.
+* synchronizes: calls of ``synchronize`` on device, stream or event. implicit_synchronizes: operators that wait for device
+  data without being asked to (nonzero, boolean indexing, ...).
+* memory: bytes, of all devices of the process. The other numbers start again at zero with ``reset()``; these do not.
+
+With ``NPU_EMU_COUNTERS=FOLDER`` the process writes ``FOLDER/<pid>.json`` about once a second, and when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from torch_npu.emulator import background, settings
+
+SCHEMA = "torch-npu-emulator.counters/1"
+
+_lock = threading.Lock()
+_kv_bytes = {"token": 0, "page": 0}
+
+
+def add_kv_bytes(token: int, page: int) -> None:
+    """Counts keys and values read by one attention call, in bytes."""
+    with _lock:
+        _kv_bytes["token"] += token
+        _kv_bytes["page"] += page
+
+
+def snapshot() -> dict[str, Any]:
+    from torch_npu import _backend  # late: the backend is loaded after this module
+
+    backend = _backend.counters()
+    with _lock:
+        kv_bytes = dict(_kv_bytes)
+    return {
+        "schema": SCHEMA,
+        "pid": os.getpid(),
+        "launches": backend["launches"],
+        "kv_bytes": kv_bytes,
+        "copies": backend["copies"],
+        "synchronizes": backend["synchronizes"],
+        "implicit_synchronizes": backend["implicit_synchronizes"],
+        "memory": backend["memory"],
+    }
+
+
+def reset() -> None:
+    """Sets every count to zero; memory stays what it is."""
+    from torch_npu import _backend
+
+    _backend.reset_counters()
+    with _lock:
+        _kv_bytes.update(token=0, page=0)
+
+
+@contextlib.contextmanager
+def window() -> Iterator[dict[str, Any]]:
+    """Counts inside a ``with`` block: the dictionary it gives is filled when the block ends."""
+    counted: dict[str, Any] = {}
+    before = snapshot()
+    yield counted
+    after = snapshot()
+    counted.update({key: _difference(after[key], before[key]) for key in after if key not in ("schema", "pid", "memory")})
+    counted["memory"] = after["memory"]
+
+
+def _difference(after: Any, before: Any) -> Any:
+    if isinstance(after, dict):
+        changes = {key: _difference(value, before.get(key, 0)) for key, value in after.items()}
+        return changes if set(after) <= set(before) else {key: value for key, value in changes.items() if value}
+    return after - before
+
+
+def _write(folder: pathlib.Path) -> None:
+    target = folder / f"{os.getpid()}.json"
+    temporary = folder / f".{os.getpid()}.tmp"
+    temporary.write_text(json.dumps(snapshot()) + "\n", encoding="utf-8")
+    os.replace(temporary, target)
+
+
+def start() -> None:
+    """Starts writing, where ``NPU_EMU_COUNTERS`` asks for it."""
+    if settings.COUNTERS_FOLDER is None:
+        return
+    folder = pathlib.Path(settings.COUNTERS_FOLDER)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise settings.SettingError(f"NPU_EMU_COUNTERS={folder}: the folder cannot be made ({error.strerror})") from error
+    background.every_second(lambda: _write(folder), after_fork=reset)

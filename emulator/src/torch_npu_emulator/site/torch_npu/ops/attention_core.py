@@ -1,0 +1,149 @@
+"""One call of an attention operator, in the form that all layouts come down to, and its execution by the backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from torch_npu.emulator import counters, oplog, settings
+
+UNLIMITED = 2147483647  # int32: what the operators' documents use for "no limit" on tokens
+
+LSE_SHIFT = 3.0
+LOG2_E = 1.4426950408889634
+
+
+@dataclass
+class Sequence:
+    """One sequence: rows of the query and the keys it reads, as indices into the views of `Call`.
+
+    Without a block table, keys are rows ``kv_begin ...`` of batch ``kv_batch``; with one, ``kv_batch`` is its row there.
+    """
+
+    query_batch: int
+    query_begin: int
+    query_length: int
+    kv_batch: int
+    kv_begin: int
+    kv_length: int
+
+
+@dataclass
+class Call:
+    """Views ``[batch, row, head, channel]`` of the tensors, the sequences, and which keys a query sees.
+
+    Query i of a sequence sees the keys from ``i + offset - before`` to ``i + offset + after``; ``offset`` is
+    ``kv_length - query_length`` where ``aligned_at_end``, else 0. Of those it does not see what ``mask [batch, row, key]``
+    marks. ``block_size`` 0: not paged.
+    """
+
+    op: str
+    layout: str
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    scale: float
+    sequences: list[Sequence] = field(default_factory=list)
+    block_table: torch.Tensor | None = None
+    block_size: int = 0
+    sparse_mode: int = 0
+    aligned_at_end: bool = False
+    before: int = UNLIMITED
+    after: int = UNLIMITED
+    mask: torch.Tensor | None = None
+    sink: torch.Tensor | None = None
+
+    @property
+    def masked(self) -> bool:
+        return self.mask is not None or self.before < UNLIMITED or self.after < UNLIMITED
+
+    def kv_tokens(self) -> tuple[int, int]:
+        """How many keys all sequences read: by token, and by whole page. Each sequence reads its keys once."""
+        tokens = pages = 0
+        for s in self.sequences:
+            if s.query_length == 0:
+                continue
+            first, last = 0, s.kv_length
+            offset = s.kv_length - s.query_length if self.aligned_at_end else 0
+            if self.before < UNLIMITED:
+                first = min(max(offset - self.before, 0), s.kv_length)
+            if self.after < UNLIMITED:
+                last = min(max(s.query_length + offset + self.after, first), s.kv_length)
+            tokens += last - first
+            if self.block_size and last > first:
+                pages += -(-last // self.block_size) - first // self.block_size
+        return tokens, pages * self.block_size if self.block_size else tokens
+
+
+def run(call: Call) -> None:
+    """Computes ``call.out`` and ``call.lse`` for the rows of the sequences; counts and logs the call."""
+    scale = call.scale
+    if not scale > 0:
+        raise NotImplementedError(f"{call.op}: a scale of {scale} is not modelled, it must be positive")
+    if settings.ACTIVE_FAULTS:
+        scale = _inject_before(call)
+    torch.ops.npu_emulator.attention(
+        call.query,
+        call.key,
+        call.value,
+        call.block_table,
+        call.mask,
+        call.sink,
+        call.out,
+        call.lse,
+        [
+            number
+            for s in call.sequences
+            for number in (s.query_batch, s.query_begin, s.query_length, s.kv_batch, s.kv_begin, s.kv_length)
+        ],
+        scale,
+        call.aligned_at_end,
+        call.before,
+        call.after,
+    )
+    if settings.ACTIVE_FAULTS:
+        _inject_after(call)
+    tokens, page_tokens = call.kv_tokens()
+    row_bytes = (call.key.shape[3] + call.value.shape[3]) * call.key.shape[2] * call.key.element_size()
+    counters.add_kv_bytes(tokens * row_bytes, page_tokens * row_bytes)
+    if oplog.active():
+        oplog.write(
+            {
+                "op": f"npu::{call.op}",
+                "layout": call.layout,
+                "query_rows": sum(s.query_length for s in call.sequences),
+                "sequences": len(call.sequences),
+                "query_lengths": [s.query_length for s in call.sequences],
+                "kv_lengths": [s.kv_length for s in call.sequences],
+                "masked": call.masked,
+                "sparse_mode": call.sparse_mode,
+                "paged": call.block_table is not None,
+                "kv_bytes_token": tokens * row_bytes,
+                "kv_bytes_page": page_tokens * row_bytes,
+                "lse": call.lse is not None,
+            }
+        )
+
+
+def _inject_before(call: Call) -> float:
+    """The faults that change what is computed. Returns the scale."""
+    if settings.fault("kv_length_plus_one") and call.block_table is not None:
+        capacity = call.block_table.shape[1] * call.block_size
+        for s in call.sequences:
+            s.kv_length = min(s.kv_length + 1, capacity)
+    if settings.fault("fia_uniform_average") and call.layout == "TND" and call.sparse_mode == 0 and not call.masked:
+        return 1e-30  # as on the hardware with the defect: the softmax has no effect, all keys weigh the same
+    return call.scale
+
+
+def _inject_after(call: Call) -> None:
+    """The faults that change the log-sum-exp."""
+    if call.lse is None:
+        return
+    if settings.fault("lse_shift") and not call.masked:
+        call.lse.add_(LSE_SHIFT)
+    if settings.fault("lse_base2"):
+        call.lse.mul_(LOG2_E)
