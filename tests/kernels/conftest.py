@@ -1,17 +1,15 @@
-"""Shared by the kernel tests: float64 references and source mutants."""
+"""Shared by the kernel tests: the float64 reference and source mutants."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+
+from tests.mutants import mutant as mutant
 
 
 def dense_attention(
@@ -40,28 +38,3 @@ def dense_attention(
 @pytest.fixture(scope="session")
 def dense() -> Callable[..., tuple[Tensor, Tensor]]:
     return dense_attention
-
-
-@pytest.fixture
-def mutant() -> Iterator[Callable[[ModuleType, str, str], ModuleType]]:
-    """Load a copy of a module with one piece of its source replaced; the piece must occur exactly once."""
-    loaded: list[str] = []
-
-    def make(module: ModuleType, old: str, new: str) -> ModuleType:
-        path = Path(module.__file__ or "")
-        source = path.read_text()
-        assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in {path.name}"
-        name = f"{module.__package__}._mutant_{path.stem}_{len(loaded)}"
-        spec = importlib.util.spec_from_loader(name, loader=None)
-        assert spec is not None
-        copy = importlib.util.module_from_spec(spec)
-        copy.__package__ = module.__package__
-        copy.__file__ = str(path)
-        sys.modules[name] = copy
-        loaded.append(name)
-        exec(compile(source.replace(old, new), str(path), "exec"), copy.__dict__)
-        return copy
-
-    yield make
-    for name in loaded:
-        sys.modules.pop(name, None)

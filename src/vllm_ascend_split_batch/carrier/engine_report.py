@@ -72,7 +72,6 @@ class EngineReport:
             self._registered = True
             atexit.register(self.finish)
             fork.in_child(self._in_child)
-            self._finish_with_multiprocessing()
         self._start()
 
     def _start(self) -> None:
@@ -91,11 +90,12 @@ class EngineReport:
         self._begin()
         for carrier in self.carriers:
             carrier.restart_counting()
+        self._finish_with_multiprocessing()
         # The first write is an interval away: a child that only lives to run another program leaves no file.
         self._start()
 
     def _finish_with_multiprocessing(self) -> None:
-        """Children that multiprocessing forks end without atexit; it has a list of its own, emptied after each fork."""
+        """Children that multiprocessing forks end without atexit; it has a list of its own, which it empties first."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.register_after_fork(self, lambda report: util.Finalize(None, report.finish, exitpriority=0))
