@@ -118,7 +118,8 @@ def assess(
     if manifest.host.api_range is not None:
         reasons.append(_host_api(manifest.host.api_range, host, settings))
     reasons += [_protocol(p.name, p.version_range, settings) for p in manifest.protocols]
-    core = _core(manifest.host.name, host, hosts)
+    reasons += [_service(s, settings) for s in manifest.requires_services]
+    core = core_reason(manifest.host.name, host, hosts)
     if core is not None:
         reasons.append(core)
     qualification = _qualification(manifest.runtime_qualification, settings)
@@ -274,7 +275,29 @@ def _protocol(name: str, wanted: str | None, settings: Mapping[str, Any]) -> Rea
     )
 
 
-def _core(wanted_host: str, host: Host | None, hosts: Hosts) -> Reason | None:
+def _service(service: Any, settings: Mapping[str, Any]) -> Reason:
+    """A service that the extension talks to: the user states its endpoint; nobody calls it from here."""
+    check = f"service {service.service_id}"
+    endpoint = settings.get(service.endpoint_config)
+    if endpoint not in (None, "", {}):
+        return Reason(
+            check,
+            Outcome.NOTE,
+            (f"{service.service_id} ({service.protocol}) is configured; it is not called to test it"),
+        )
+    if service.optional:
+        return Reason(
+            check, Outcome.NOTE, (f"the optional service {service.service_id} ({service.protocol}) is not configured")
+        )
+    return Reason(
+        check,
+        Outcome.UNKNOWN,
+        f"it needs the service {service.service_id} ({service.protocol}), and no endpoint is stored",
+        f"store {{\"{service.endpoint_config}\": ...}} with 'extension configure'",
+    )
+
+
+def core_reason(wanted_host: str, host: Host | None, hosts: Hosts) -> Reason | None:
     """vllm-ascend and vLLM move in lockstep: a release is made for the vLLM of the same version."""
     if host is None or canonical_name(wanted_host) != "vllm-ascend":
         return None

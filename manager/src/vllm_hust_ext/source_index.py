@@ -328,14 +328,17 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 
 def parameter_names(node: FunctionNode, *, bound: bool) -> list[str]:
-    """Names of the parameters in order; ``bound`` leaves the first positional one (self, cls) out."""
+    """Names of the parameters in order, variadic ones with their stars.
+
+    ``bound`` leaves the first positional one (self, cls) out.
+    """
     arguments = node.args
     names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
     if bound and names:
         names = names[1:]
     if arguments.vararg:
-        names.append(arguments.vararg.arg)
+        names.append(f"*{arguments.vararg.arg}")
     names += [a.arg for a in arguments.kwonlyargs]
     if arguments.kwarg:
-        names.append(arguments.kwarg.arg)
+        names.append(f"**{arguments.kwarg.arg}")
     return names

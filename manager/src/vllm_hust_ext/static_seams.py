@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 SCHEMA = "vllm-hust-ext.seams/1"
 CHECKS = ("exists", "absent", "parameters", "call_count")
 
+PROPERTY_DECORATORS = frozenset({"property", "cached_property", "setter", "getter", "deleter"})
+TRANSPARENT_DECORATORS = frozenset(
+    {
+        "staticmethod", "classmethod", "abstractmethod", "override", "final", "deprecated", "wraps", "lru_cache", "cache",
+        "contextmanager",
+        "asynccontextmanager", "inference_mode", "no_grad",
+    }
+)  # fmt: skip
+"""Decorators that leave the parameters as they are written, as ``inspect.signature`` sees them."""
+
 
 class SeamStatus(str, Enum):
     MATCHED = "matched"
@@ -230,7 +240,7 @@ def _check_one(index: SourceIndex, carrier: str, seam: Mapping[str, Any]) -> Sea
     except ModuleNotFound as error:
         if not error.installed:
             return result(SeamStatus.UNKNOWN, str(error))
-        return result(SeamStatus.MATCHED if kind == "absent" else SeamStatus.MISSING, str(error))
+        return result(SeamStatus.MISSING, str(error))
     except Unreadable as error:
         return result(SeamStatus.UNKNOWN, str(error))
     if kind == "absent":
@@ -264,29 +274,28 @@ def _judge(
         if len(aliased.bindings) == 1:
             return _judge(index, aliased.bindings[0], kind, seam, in_class)
     if isinstance(node, ast.ClassDef):
-        initialiser = index.member(binding, "__init__")
-        if len(initialiser.bindings) == 1 and initialiser.certain:
-            return _judge(index, initialiser.bindings[0], kind, seam, True)
-        return SeamStatus.UNKNOWN, initialiser.why or f"class {node.name} has no __init__ of its own in the sources"
+        return SeamStatus.DIFFERS, f"is a class, not a function ({_place(binding)})"
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return SeamStatus.UNKNOWN, f"is not defined by a function statement ({_place(binding)})"
     if kind == "call_count":
         callee, wanted = str(seam["callee"]), int(seam["count"])
-        count = sum(isinstance(n, ast.Call) and _calls(n.func, callee) for n in ast.walk(node))
+        calls = (n for statement in node.body for n in ast.walk(statement) if isinstance(n, ast.Call))
+        count = sum(_calls(call.func, callee) for call in calls)
         if count == wanted:
             return SeamStatus.MATCHED, f"calls {callee} {count} times"
         return SeamStatus.DIFFERS, f"calls {callee} {count} times, not {wanted} ({_place(binding)})"
     decorators = {ast.unparse(d).split("(")[0].rpartition(".")[2] for d in node.decorator_list}
-    if decorators & {"property", "cached_property", "setter", "getter"}:
+    if decorators & PROPERTY_DECORATORS:
         return SeamStatus.DIFFERS, f"is a property, not a function ({_place(binding)})"
+    opaque = sorted(decorators - TRANSPARENT_DECORATORS)
+    if opaque:
+        return SeamStatus.UNKNOWN, f"decorator {', '.join(opaque)} may change its parameters ({_place(binding)})"
     names = parameter_names(node, bound=in_class and "staticmethod" not in decorators)
     wanted_names = list(seam["parameters"])
     if names == wanted_names:
         return SeamStatus.MATCHED, f"has the parameters ({', '.join(names)})"
-    return (
-        SeamStatus.DIFFERS,
-        f"has the parameters ({', '.join(names)}), not ({', '.join(wanted_names)}) ({_place(binding)})",
-    )
+    said = f"has the parameters ({', '.join(names)}), not ({', '.join(wanted_names)})"
+    return SeamStatus.DIFFERS, f"{said} ({_place(binding)})"
 
 
 def _calls(function: ast.expr, callee: str) -> bool:

@@ -20,6 +20,7 @@ DEBUG_VARIABLE = "VLLM_HUST_EXT_TRACEBACK"
 _COMMANDS = {
     "extension": "vllm_hust_ext.cli.extension:extension",
     "run": "vllm_hust_ext.cli.run:run",
+    "doctor": "vllm_hust_ext.cli.doctor:doctor",
     "schema": "vllm_hust_ext.cli.schema:schema",
     "completion": "vllm_hust_ext.cli.completion:completion",
 }

@@ -11,6 +11,7 @@ _VERBS = {
     "validate": f"{_PACKAGE}.inventory:validate",
     "check": f"{_PACKAGE}.verdict:check",
     "why": f"{_PACKAGE}.verdict:why",
+    "status": f"{_PACKAGE}.status:status",
     "enable": f"{_PACKAGE}.intent:enable",
     "disable": f"{_PACKAGE}.intent:disable",
     "mask": f"{_PACKAGE}.intent:mask",
