@@ -201,7 +201,8 @@ class Silent(list):
 
 MUTANTS = {
     "everything is caught": (
-        "except Exception as error:\n            self.failed", "except BaseException as error:\n            self.failed"),
+        "except Exception as error:\n            self.failed",
+        "except BaseException as error:\n            self.failed"),
     "a success does not end a row": ("            self.in_a_row = 0\n", "            pass\n"),
     "latching takes four": ("LATCH_AFTER = 3", "LATCH_AFTER = 4"),
     "latching takes two": ("LATCH_AFTER = 3", "LATCH_AFTER = 2"),
