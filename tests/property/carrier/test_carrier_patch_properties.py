@@ -127,9 +127,11 @@ def play(module: Any, moves: list[tuple[int, tuple[str, ...]]], set_class: Any, 
             expected[places[0]].append(tag)
         check()
     while sets or strangers:
+        present = len(sets) + len(strangers)
         for actor in [*sets, *strangers]:
             leave(actor)
             check()
+        assert len(sets) + len(strangers) < present, "a stranger is covered for good"
     # A dead entry that a stranger had covered goes with the next set that comes and leaves.
     last = set_class([patch_class(Seam(f"{MODULE}:{place}"), tagging("last")) for place in PLACES])
     last.install()
