@@ -27,8 +27,8 @@ CHECKS = ("exists", "absent", "parameters", "call_count")
 PROPERTY_DECORATORS = frozenset({"property", "cached_property", "setter", "getter", "deleter"})
 TRANSPARENT_DECORATORS = frozenset(
     {
-        "staticmethod", "classmethod", "abstractmethod", "override", "final", "deprecated", "wraps", "lru_cache", "cache",
-        "contextmanager",
+        "staticmethod", "classmethod", "abstractmethod", "override", "final", "deprecated", "wraps",
+        "lru_cache", "cache", "contextmanager",
         "asynccontextmanager", "inference_mode", "no_grad",
     }
 )  # fmt: skip

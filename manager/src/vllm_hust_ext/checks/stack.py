@@ -21,6 +21,13 @@ from vllm_hust_ext.session import Session
 
 CANN_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH")
 CANN_DEFAULTS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann")
+_CANN_FILES = (
+    "version.cfg",
+    "version.info",
+    "ascend_toolkit_install.info",
+    "x86_64-linux/ascend_toolkit_install.info",
+    "aarch64-linux/ascend_toolkit_install.info",
+)
 LOCKSTEP = ("torch", "torch-npu", "torchvision", "torchaudio", "triton-ascend")
 """Pinned requirements of vllm-ascend that belong to the compiled stack; other pins are noted, not warned of."""
 
@@ -74,8 +81,7 @@ def cann_version(variables: Mapping[str, str] | None = None) -> tuple[str | None
     """(version, folder) of the installed CANN toolkit; (None, None) where none is found."""
     environ = os.environ if variables is None else variables
     for folder in [*(environ[v] for v in CANN_VARIABLES if environ.get(v)), *CANN_DEFAULTS]:
-        for name in ("version.cfg", "ascend_toolkit_install.info", "version.info", "x86_64-linux/ascend_toolkit_install.info",
-                     "aarch64-linux/ascend_toolkit_install.info"):  # fmt: skip
+        for name in _CANN_FILES:
             try:
                 text = (Path(folder) / name).read_text(encoding="utf-8", errors="replace")
             except OSError:
