@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -49,30 +50,51 @@ def token_id(name: str) -> int:
     return int(name.partition(":")[2])
 
 
-async def _stream(client: Any, model: str, conversation: Conversation, tokens: int, clock: _Clock) -> Answer:
+async def _stream(http: Any, model: str, conversation: Conversation, tokens: int, clock: _Clock) -> Answer:
+    """One request, read event by event.
+
+    Raises:
+        RequestFailed: the server answered with an error, or broke the stream off.
+    """
     answer = Answer()
-    stream = await client.chat.completions.create(
-        model=model,
-        messages=conversation.messages(),
-        max_tokens=tokens,
-        temperature=0.0,
-        stream=True,
-        stream_options={"include_usage": True},
-        logprobs=True,
-        top_logprobs=TOP_LOGPROBS,
-        extra_body={"return_tokens_as_token_ids": True},
-    )
-    async for chunk in stream:
-        if chunk.usage is not None:
-            answer.prompt_tokens = chunk.usage.prompt_tokens
-        for choice in chunk.choices:
-            answer.text += choice.delta.content or ""
-            for entry in (choice.logprobs.content or []) if choice.logprobs else []:
-                answer.last = clock.elapsed()
-                answer.first = answer.first or answer.last
-                answer.tokens.append(token_id(entry.token))
-                answer.top_logprobs.append({token_id(top.token): top.logprob for top in entry.top_logprobs})
-    return answer
+    body = {
+        "model": model,
+        "messages": conversation.messages(),
+        "max_tokens": tokens,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "logprobs": True,
+        "top_logprobs": TOP_LOGPROBS,
+        "return_tokens_as_token_ids": True,
+    }
+    async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != 200:
+            text = (await response.aread()).decode(errors="replace")
+            raise RequestFailed(f"the server refused a request ({response.status_code}): {text[:400]}")
+        async for line in response.aiter_lines():
+            event = line.removeprefix("data: ")
+            if event == line:
+                continue
+            if event == "[DONE]":
+                return answer
+            _take(json.loads(event), answer, clock)
+    raise RequestFailed("the server broke a request off before its end")
+
+
+def _take(chunk: dict[str, Any], answer: Answer, clock: _Clock) -> None:
+    """Add one event of the stream to the answer."""
+    if "error" in chunk:
+        raise RequestFailed(f"the server failed a request: {chunk['error']}")
+    if chunk.get("usage"):
+        answer.prompt_tokens = chunk["usage"]["prompt_tokens"]
+    for choice in chunk["choices"]:
+        answer.text += choice["delta"].get("content") or ""
+        for entry in (choice.get("logprobs") or {}).get("content") or []:
+            answer.last = clock.elapsed()
+            answer.first = answer.first or answer.last
+            answer.tokens.append(token_id(entry["token"]))
+            answer.top_logprobs.append({token_id(top["token"]): top["logprob"] for top in entry["top_logprobs"]})
 
 
 class _Clock:
@@ -90,27 +112,24 @@ class _Clock:
 
 async def _ask(base_url: str, model: str, requests: list[Conversation], tokens: int) -> list[Answer]:
     import httpx2
-    import openai
 
     clock = _Clock()
-    async with openai.AsyncOpenAI(
-        base_url=f"{base_url}/v1", api_key="none", timeout=REQUEST_SECONDS, max_retries=0
-    ) as client:
-        async with httpx2.AsyncClient(base_url=base_url, timeout=60.0) as control:
-            # Batches that form by chance differ from run to run, and bfloat16 rounding with them. Every batch is queued
-            # while the engine is paused and let go at once, so that all arms and runs compute the same batches.
-            (await control.post("/pause", params={"mode": "keep"})).raise_for_status()
-            tasks = []
-            for conversation in requests:
-                tasks.append(asyncio.create_task(_stream(client, model, conversation, tokens, clock)))
-                await asyncio.sleep(SPACING_SECONDS)
-            await asyncio.sleep(1.0)
-            clock.restart()
-            (await control.post("/resume")).raise_for_status()
+    limits = httpx2.Limits(max_connections=len(requests) + 2)
+    async with httpx2.AsyncClient(base_url=base_url, timeout=REQUEST_SECONDS, limits=limits) as http:
+        # Batches that form by chance differ from run to run, and bfloat16 rounding with them. Every batch is queued
+        # while the engine is paused and let go at once, so that all arms and runs compute the same batches.
+        (await http.post("/pause", params={"mode": "keep"})).raise_for_status()
+        tasks = []
+        for conversation in requests:
+            tasks.append(asyncio.create_task(_stream(http, model, conversation, tokens, clock)))
+            await asyncio.sleep(SPACING_SECONDS)
+        await asyncio.sleep(1.0)
+        clock.restart()
+        (await http.post("/resume")).raise_for_status()
         try:
             return list(await asyncio.gather(*tasks))
-        except openai.OpenAIError as error:
-            raise RequestFailed(str(error)) from None
+        except httpx2.HTTPError as error:
+            raise RequestFailed(f"the connection to the server failed: {type(error).__name__} {error}") from None
 
 
 def prompt_token_ids(base_url: str, model: str, requests: list[Conversation]) -> list[list[int]]:
