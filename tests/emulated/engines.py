@@ -63,6 +63,17 @@ class Result:
         assert found, f"no process reported {name}; the log ends with\n{self.log[-2000:]}"
         return max(found, key=lambda carrier: carrier["calls"])
 
+    def worker(self, name: str) -> dict[str, Any]:
+        """The report of carrier `name` in the process that runs the model: the one that went beyond waiting."""
+        found = [
+            carrier
+            for report in self.reports
+            for carrier in report["carriers"]
+            if carrier["name"] == name and carrier["state"] != "armed"
+        ]
+        assert len(found) == 1, f"{len(found)} processes bound {name}; the log ends with\n{self.log[-2000:]}"
+        return found[0]
+
 
 class EngineFailed(AssertionError):
     """The engine's process ended with an error; the message holds the end of its log."""
