@@ -60,6 +60,7 @@ class EngineReport:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._last: str | None = None
+        self._process: dict[str, Any] | None = None
         self._warned = False
 
     def add(self, carrier: Reported) -> None:
@@ -107,11 +108,13 @@ class EngineReport:
 
     def document(self) -> dict[str, Any]:
         """The document as it is now."""
+        if self._process is None:
+            self._process = process_facts.describe()
         return {
             "schema": SCHEMA,
             "distribution": {"name": DISTRIBUTION, "version": __version__},
             "launch_id": self._launch_id,
-            "process": process_facts.describe(),
+            "process": self._process,
             "started_at": self._started_at,
             "written_at": utc_now(),
             "host": self._host_versions(),

@@ -44,7 +44,8 @@ class Seam:
         target: ``"package.module:attribute"`` or ``"package.module:Class.attribute"``.
         parameters: the parameter names in order, without ``self`` or ``cls``. A variadic one is written with its
             stars (``"*args"``, ``"**kwargs"``); keyword-only ones come in order, without the bare star.
-        absent: the attribute must not exist, neither in the class itself nor inherited.
+        absent: the attribute must not exist, neither in the class itself nor inherited. Its module is not waited for:
+            another seam must name it.
         calls: the function's body calls something a number of times.
         kind: what the attribute is in the class or module: ``"function"``, ``"staticmethod"``, ``"classmethod"``,
             ``"property"``, ``"class"``, ``"data"``; ``None``: any, except that parameters are those of a plain
