@@ -14,7 +14,7 @@ import pytest
 
 from tests.mutants import mutant as mutant
 from vllm_ascend_split_batch.carrier import log as carrier_log
-from vllm_ascend_split_batch.carrier import near_misses
+from vllm_ascend_split_batch.carrier import near_misses, post_import
 
 _numbers = itertools.count()
 
@@ -47,6 +47,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHost]:
     for name in [name for name in sys.modules if name.partition(".")[0] == fake.package]:
         del sys.modules[name]
     sys.meta_path[:] = path_before
+    post_import._finder.waiters.clear()
 
 
 class Lines(logging.Handler):

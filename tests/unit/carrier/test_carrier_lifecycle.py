@@ -142,8 +142,11 @@ def test_uninstall_and_load_again(make, host, lines):
 
 def test_uninstall_while_armed(make, host):
     carrier = make()
+    path_before = list(sys.meta_path)
     carrier.load()
+    assert sys.meta_path != path_before
     carrier.uninstall()
+    assert sys.meta_path == path_before
     assert host.load("place").Door().open(5) == ("opened", 5, False)
     assert carrier.state == "uninstalled"
 
@@ -385,3 +388,39 @@ def test_report_entry_is_json(make):
     assert entry["extension_id"] == "org.example.x"
     assert entry["gates"][0] == {"name": "VLLM_HUST_TEST", "value": True, "raw": "1", "source": "environment"}
     assert [seam["status"] for seam in entry["seams"]] == ["pending", "pending"]
+
+
+MUTANTS = {
+    "seams are not verified": (
+        "if status.status != MATCHED]", "if False]",
+        lambda f: test_a_differing_seam_refuses_and_touches_nothing(f.make, f.host, f.place, f.lines)),
+    "one matching seam is enough": (
+        "        if wrong:\n", "        if len(wrong) == len(self.seams):\n",
+        lambda f: test_a_differing_seam_refuses_and_touches_nothing(f.make, f.host, f.place, f.lines)),
+    "a closed gate does not matter": (
+        "        if not is_open:\n", "        if False:\n",
+        lambda f: test_closed(f.make, f.host, f.place, f.environ, f.lines)),
+    "the line is logged at every call": (
+        "        if line != self._line_logged:\n", "        if True:\n",
+        lambda f: test_closed(f.make, f.host, f.place, f.environ, f.lines)),
+    "nothing is taken back": (
+        "outcomes = {**self._patches.uninstall(), **self._variables.uninstall()}", "outcomes = {}",
+        lambda f: test_uninstall_while_armed(f.make, f.host) or test_uninstall_and_load_again(f.make, f.host, f.lines)),
+    "waiting goes on": (
+        "            waiter.cancel()\n", "            pass\n",
+        lambda f: test_uninstall_while_armed(f.make, f.host)),
+    "a latch is not seen": (
+        "        self._become(LATCHED, reason)\n", "        pass\n", lambda f: test_latch(f.make, f.host, f.lines)),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "check"), MUTANTS.values(), ids=MUTANTS.keys())
+def test_mutants_are_noticed(make, host, place, lines, environ, mutant, monkeypatch, old, new, check):
+    import types
+
+    from vllm_ascend_split_batch.carrier import carrier as carrier_module
+
+    monkeypatch.setitem(globals(), "Carrier", mutant(carrier_module, old, new).Carrier)
+    fixtures = types.SimpleNamespace(make=make, host=host, place=place, lines=lines, environ=environ)
+    with pytest.raises((AssertionError, ValueError)):
+        check(fixtures)

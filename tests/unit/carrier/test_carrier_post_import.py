@@ -84,12 +84,11 @@ def test_a_module_that_fails_half_way_does_not_count(host, calls):
     assert calls == [1]
 
 
-def test_awaited_in_the_middle_of_its_import(host, calls, monkeypatch):
-    module = types.ModuleType("fake_hook")
-    monkeypatch.setitem(sys.modules, "fake_hook", module)
-    name = host.write("middle", "import fake_hook\nfake_hook.arm()\ndone = True")
+def test_awaited_in_the_middle_of_its_import(host, calls):
+    hook = host.write("hook", "")
+    name = host.write("middle", f"import {hook}\n{hook}.arm()\ndone = True")
     host.write("next_one", "")
-    module.arm = lambda: when_imported([name], lambda: calls.append(sys.modules[name].done))
+    host.load("hook").arm = lambda: when_imported([name], lambda: calls.append(sys.modules[name].done))
     host.load("middle")
     assert calls == []  # its loader had started before anybody awaited it
     host.load("next_one")
@@ -178,3 +177,37 @@ def test_a_forked_child_still_waits(host, calls):
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert calls == []
+
+
+HALF = 'return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)'
+MUTANTS = {
+    "half imported counts": (HALF, "return module is not None", test_awaited_in_the_middle_of_its_import),
+    "any of several": ("if all(name == just", "if any(name == just", lambda h, c: test_all_of_several(h, c, "ab")),
+    "before instead of after": (
+        "        self._loader.exec_module(module)\n        _finder.check(just_executed=module.__name__)",
+        "        _finder.check(just_executed=module.__name__)\n        self._loader.exec_module(module)",
+        test_after_the_import_not_before,
+    ),
+    "failed imports count": (
+        "        self._loader.exec_module(module)\n        _finder.check(just_executed=module.__name__)",
+        "        try: self._loader.exec_module(module)\n        finally: _finder.check(just_executed=module.__name__)",
+        test_a_module_that_fails_half_way_does_not_count,
+    ),
+    "the finder stays": (
+        "if not self.waiters and self in sys.meta_path:", "if False:", test_after_the_import_not_before),
+    "the loader stays wrapped": (
+        "            module.__spec__.loader = self._loader\n        module.__loader__ = self._loader\n",
+        "            pass\n", lambda h, c: test_the_module_sees_its_real_loader(h),
+    ),
+    "cancelling does nothing": (
+        "        _finder.remove(self)\n\n", "        pass\n\n", test_cancel),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "check"), MUTANTS.values(), ids=MUTANTS.keys())
+def test_mutants_are_noticed(host, calls, mutant, monkeypatch, old, new, check):
+    broken = mutant(post_import, old, new)
+    monkeypatch.setitem(globals(), "post_import", broken)
+    monkeypatch.setitem(globals(), "when_imported", broken.when_imported)
+    with pytest.raises(AssertionError):
+        check(host, calls)

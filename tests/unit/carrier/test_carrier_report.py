@@ -302,3 +302,41 @@ def test_children_of_multiprocessing_write_their_last_version(tmp_path, method):
     documents = [json.loads(path.read_text()) for path in folder.iterdir()]
     counted = {document["process"]["role"]: document["carriers"][0]["counters"] for document in documents}
     assert counted == {"other": {}, "engine-core": {"n": 5}}
+
+
+MUTANTS = {
+    "written although nothing changed": (
+        "                if text == self._last:\n", "                if False:\n",
+        lambda f: test_the_thread_writes_when_something_changed_only(f.report, f.carrier, f.tmp_path, f.validate)),
+    "readable by everybody": (
+        "os.O_EXCL, 0o600)", "os.O_EXCL, 0o644)",
+        lambda f: test_the_thread_writes_when_something_changed_only(f.report, f.carrier, f.tmp_path, f.validate)),
+    "a temporary file stays": (
+        "                os.unlink(temporary)\n", "                pass\n",
+        lambda f: test_a_failed_replacement_leaves_no_temporary_file(
+            f.report, f.carrier, f.tmp_path, f.monkeypatch, f.lines)),
+    "a field is missing": (
+        '            "launch_id": self._launch_id,\n', "",
+        lambda f: test_golden_documents_have_the_fields_we_write(f.report, f.carrier)),
+    "a warning every time": (
+        "            if not self._warned:\n", "            if True:\n",
+        lambda f: test_a_folder_that_cannot_be_written_is_one_warning(
+            f.monkeypatch, f.carrier, f.tmp_path, f.lines, "missing")),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "check"), MUTANTS.values(), ids=MUTANTS.keys())
+def test_mutants_are_noticed(report, carrier, tmp_path, validate, lines, monkeypatch, mutant, old, new, check):
+    import types
+
+    broken = mutant(engine_report, old, new)
+    made = broken.EngineReport(interval_s=0.01)
+    made._registered = True
+    monkeypatch.setitem(globals(), "EngineReport", broken.EngineReport)
+    fixtures = types.SimpleNamespace(
+        report=made, carrier=carrier, tmp_path=tmp_path, validate=validate, lines=lines, monkeypatch=monkeypatch)
+    try:
+        with pytest.raises((AssertionError, ValueError)):
+            check(fixtures)
+    finally:
+        made._stop.set()
