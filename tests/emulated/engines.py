@@ -85,6 +85,7 @@ class Engines:
 
     folder: Path
     results: dict[str, Result] = field(default_factory=dict)
+    started: int = 0
 
     def run(
         self,
@@ -115,7 +116,8 @@ class Engines:
     def _start(self, job: dict[str, Any], env: dict[str, str]) -> Result:
         import torch_npu_emulator
 
-        place = self.folder / f"engine-{len(self.results)}"
+        self.started += 1
+        place = self.folder / f"engine-{self.started}"
         for name in ("reports", "counters", "oplog"):
             (place / name).mkdir(parents=True)
         (place / "job.json").write_text(json.dumps(job))

@@ -12,13 +12,17 @@ from .test_token_identity import CARRIER, CASCADE
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 
 MODEL = tiny_models.QWEN2
+#: The engine core in the test's own child: batches form the same way in every run, so that bits can be compared.
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 SMALL = [shared_prefix_batch(requests=6, prefix=300, tokens=12, vocabulary=MODEL.vocabulary, seed=5)]
 
 
 @pytest.fixture
 def run(engines: Engines, build_model):
     def start(*, dtype: str = "float32", engine: dict | None = None, **env: str) -> Result:
-        return engines.run(build_model(MODEL, dtype), SMALL, env=env, engine={"dtype": dtype, **(engine or {})})
+        return engines.run(
+            build_model(MODEL, dtype), SMALL, env=ONE_PROCESS | env, engine={"dtype": dtype, **(engine or {})}
+        )
 
     return start
 
@@ -100,11 +104,11 @@ def test_an_unrelated_request_ends_the_sharing_for_its_steps(engines, build_mode
     batch = SMALL[0]
     stranger = tuple(reversed(batch.prompts[0]))
     mixed = type(batch)((*batch.prompts[:5], stranger), batch.tokens)
-    result = engines.run(build_model(MODEL), [mixed, batch], env=CASCADE)
+    result = engines.run(build_model(MODEL), [mixed, batch], env=ONE_PROCESS | CASCADE)
     carrier = result.worker(CARRIER)
     assert carrier["reasons"]["no_shared_prefix"] >= batch.tokens - 2
     assert carrier["engaged"] >= batch.tokens - 2
-    assert result.tokens == engines.run(build_model(MODEL), [mixed, batch]).tokens
+    assert result.tokens == engines.run(build_model(MODEL), [mixed, batch], env=ONE_PROCESS).tokens
 
 
 def test_float32_prefix_stage_under_the_device_builds_limits(engines, build_model):
@@ -113,8 +117,8 @@ def test_float32_prefix_stage_under_the_device_builds_limits(engines, build_mode
     batch = [shared_prefix_batch(requests=6, prefix=300, tokens=12, vocabulary=model.vocabulary, seed=6)]
     path, engine = build_model(model, "bfloat16"), {"dtype": "bfloat16"}
     fp32 = {"VLLM_ASCEND_CASCADE_PRECISION": "fp32", "NPU_EMU_DEVICE_LIMITS": "1"}
-    result = engines.run(path, batch, engine=engine, env=CASCADE | fp32)
-    stock = engines.run(path, batch, engine=engine)
+    result = engines.run(path, batch, engine=engine, env=ONE_PROCESS | CASCADE | fp32)
+    stock = engines.run(path, batch, engine=engine, env=ONE_PROCESS)
     carrier = result.worker(CARRIER)
     assert carrier["engaged"] >= 10
     assert carrier["failures"] == {}
