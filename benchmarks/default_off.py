@@ -130,7 +130,8 @@ def help_seconds(extra: dict[str, str]) -> float:
 
 
 def open_gate(pairs: int, scratch: Path) -> dict[str, Any]:
-    closed_s, open_s = [], []
+    closed_s: list[float] = []
+    open_s: list[float] = []
     help_seconds({})  # warm the file cache
     for pair in range(pairs):
         arms = [({}, closed_s), (OPEN_GATE, open_s)]
@@ -170,9 +171,8 @@ def main() -> int:
     print(f"off, in a process that holds torch, vllm and vllm_ascend (median of {REPEATS} processes)")
     print(f"  {'front door':44} {'import':>9} {'load()':>9} {'foreign modules':>16}")
     for door in doors:
-        print(
-            f"  {door['door']:44} {door['import_ms']:6.2f} ms {door['load_ms']:6.3f} ms {len(door['foreign_modules']):16}"
-        )
+        foreign = len(door["foreign_modules"])
+        print(f"  {door['door']:44} {door['import_ms']:6.2f} ms {door['load_ms']:6.3f} ms {foreign:16}")
     print(f"  bar: load() under {OFF_BAR_MS:.0f} ms, no foreign module")
     print("open: vllm serve --help, whole processes in turn")
     scratch = (options.out or Path("default_off.json")).with_suffix(".scratch")

@@ -104,7 +104,7 @@ class Environment:
 
     def done(self, step: Step) -> bool:
         try:
-            return json.loads((self.stamps / f"{step.name}.json").read_text())["key"] == step.key
+            return bool(json.loads((self.stamps / f"{step.name}.json").read_text())["key"] == step.key)
         except (OSError, ValueError, KeyError):
             return False
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 #: call another carrier's variable a misspelling; a test holds it equal to the gates of all front doors.
 PUBLISHED = (
     "VLLM_ASCEND_CASCADE_KERNEL_FINGERPRINT",
+    "VLLM_ASCEND_CASCADE_KERNEL_FINGERPRINT",
     "VLLM_ASCEND_CASCADE_MIN_PREFIX",
     "VLLM_ASCEND_CASCADE_MIN_REQS",
     "VLLM_ASCEND_CASCADE_PRECISION",

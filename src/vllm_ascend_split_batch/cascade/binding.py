@@ -143,7 +143,8 @@ class _Cascade:
         return factory
 
     def _attach(self, builder: Any, common_prefix_len: int, common_attn_metadata: Any, metadata: Any) -> Any:
-        if type(builder) is not self._builder_type:
+        kind: type = type(builder)
+        if kind is not self._builder_type:
             return self._guard.decline(Refusal.ATTENTION_BACKEND.value)
         if not metadata.causal:
             return self._guard.decline(Refusal.NOT_CAUSAL.value)
@@ -163,7 +164,8 @@ class _Cascade:
     ) -> Any:
         """A layer's decode attention, written into `output`; NATIVE where the step has no plan."""
         plan: step_plan.StepPlan | None = getattr(attn_metadata, step_plan.ATTRIBUTE, None)
-        if plan is None or type(layer) is not self._impl_type:
+        kind: type = type(layer)
+        if plan is None or kind is not self._impl_type:
             return NATIVE
         merged = attend(
             self._ops,

@@ -6,6 +6,7 @@ bounds on the device, so the question is settled from the model's shapes before 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -70,4 +71,4 @@ def beyond_limits(shape: ModelShape, *, fp32_prefix: bool) -> str | None:
 
 def scale_is_builtin(shape: ModelShape) -> bool:
     """Whether the model's scale is the one `fa_fp32_stage1` applies by itself, 1/sqrt(head size)."""
-    return abs(shape.scale * shape.head_size**0.5 - 1.0) <= STAGE1_SCALE_TOLERANCE
+    return abs(shape.scale * math.sqrt(shape.head_size) - 1.0) <= STAGE1_SCALE_TOLERANCE
