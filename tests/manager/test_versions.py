@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm_hust_ext import versions
 
-from ..mutants import mutant  # noqa: F401
+from tests.mutants import mutant  # noqa: F401
 
 WINDOW = ">=0.25.1rc2.dev125,<0.25.2"
 

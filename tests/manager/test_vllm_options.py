@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import shlex
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -80,10 +84,23 @@ def test_the_effective_value_of_every_spelling(line: str, value: Any) -> None:
     assert find_json(["vllm", "serve", "m", *shlex.split(line)], 1, OPTION, read).value == value
 
 
+THEIRS = """
+import json, shlex, sys
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+answers = []
+for line in json.load(sys.stdin):
+    parser = FlexibleArgumentParser()
+    parser.add_argument("--additional-config", type=json.loads)
+    parser.add_argument("--port")
+    answers.append(parser.parse_args(shlex.split(line)).additional_config)
+print(json.dumps(answers))
+"""
+
+
 @pytest.mark.host
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here")
 def test_as_the_installed_vllm_parses_it() -> None:
-    """The same lines through vLLM's own parser."""
-    utils = pytest.importorskip("vllm.utils.argparse_utils")
+    """The same lines through vLLM's own parser (an empty VLLM_PLUGINS keeps device plugins out of that process)."""
     lines = [
         """--additional_config='{"a": "x=y"}'""",
         "--additional_config.a=1",
@@ -95,11 +112,17 @@ def test_as_the_installed_vllm_parses_it() -> None:
         """--additional-config '{"a":1}' --additional-config.b 2""",
         "--additional-config.file model.v1.gguf",
     ]
-    for line in lines:
-        parser = utils.FlexibleArgumentParser()
-        parser.add_argument(OPTION, type=json.loads)
-        parser.add_argument("--port")
-        theirs = parser.parse_args(shlex.split(line)).additional_config
+    done = subprocess.run(
+        [sys.executable, "-c", THEIRS],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "VLLM_PLUGINS": ""},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for line, theirs in zip(lines, json.loads(done.stdout.splitlines()[-1]), strict=True):
         assert find_json(shlex.split(line), 0, OPTION, read).value == theirs, line
 
 

@@ -23,6 +23,7 @@ STATE_VARIABLE = "VLLM_HUST_EXT_STATE_DIR"
 LAUNCH_FILE = "launch.json"
 SCHEMA = "vllm-hust-ext.launch/1"
 KEEP_DAYS = 7
+KEEP_DAYS_ELSEWHERE = 30
 KEEP_FINISHED = 50
 MAX_LAUNCH_BYTES = 4 << 20
 
@@ -127,14 +128,19 @@ def age_out(now: float | None = None) -> list[Path]:
     finished = 0
     for folder in folders:
         launch = read(folder)
-        if launch is not None and launch.life is not Life.GONE:
+        life = launch.life if launch is not None else Life.GONE
+        if life is Life.LIVE:
             continue
         try:
             age_days = (moment - max(p.stat().st_mtime for p in [folder, *folder.iterdir()])) / 86400
         except OSError:
             continue
-        finished += 1
-        if age_days > KEEP_DAYS or finished > KEEP_FINISHED:
+        if life is Life.ELSEWHERE:  # whether it runs cannot be seen from here; a month of silence is taken as its end
+            expired = age_days > KEEP_DAYS_ELSEWHERE
+        else:
+            finished += 1
+            expired = age_days > KEEP_DAYS or finished > KEEP_FINISHED
+        if expired:
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder)
     return removed

@@ -206,7 +206,7 @@ class SourceIndex:
         certain, why = True, ""
         for binding in relevant:
             if binding.imported is None:
-                results.append(binding)
+                results += self._behind_alias(binding, depth)
                 continue
             source, attribute = binding.imported
             try:
@@ -224,6 +224,18 @@ class SourceIndex:
                 certain = False
                 why = found.why or f"{name} is imported from {source}, where it is not found"
         return Lookup(tuple(results), certain, why)
+
+    def _behind_alias(self, binding: Binding, depth: int) -> tuple[Binding, ...]:
+        """What ``Name = Other`` stands for, where that is a definition in the sources; else the assignment itself."""
+        value = binding.node.value if isinstance(binding.node, ast.Assign) else None
+        if isinstance(value, (ast.Name, ast.Attribute)):
+            try:
+                found = self.expression(value, binding.module, depth + 1)
+            except (ModuleNotFound, Unreadable):
+                return (binding,)
+            if found.found and found.certain:
+                return found.bindings
+        return (binding,)
 
     def member(self, owner: Binding, name: str, depth: int = 0) -> Lookup:
         """The definitions of attribute ``name`` of a class, in its body or its base classes (left to right, depth

@@ -28,6 +28,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 
 def run_all(session: Session) -> Iterator[Finding]:
     """Every check's findings; a check that finds nothing wrong says so with one OK finding of its name."""
+    yield from session.providers.doctor_findings(session.environment)
     for name, check in CHECKS:
         try:
             found = list(check(session))
@@ -37,4 +38,3 @@ def run_all(session: Session) -> Iterator[Finding]:
         if not any(f.severity is not Severity.OK for f in found) and not found:
             found = [Finding(name, Severity.OK, "nothing to report")]
         yield from found
-    yield from session.providers.doctor_findings(session.environment)

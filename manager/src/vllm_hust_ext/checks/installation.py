@@ -176,7 +176,8 @@ def _extra_of(requirement: str) -> str | None:
 
 def providers(session: Session) -> Iterator[Finding]:
     """Providers of the manager that were left out."""
-    _ = session.hosts  # their hooks are called when hosts are looked for
+    for bundle in session.inventory.bundles.values():  # their hooks are called when hosts and verdicts are asked for
+        session.verdict(bundle)
     for broken in session.providers.broken:
         yield Finding(
             "providers",

@@ -18,11 +18,11 @@ def completion(shell: str, json_mode: bool) -> int:
     """Print the completion script of a shell, for example: eval "$(vllm-hust-ext completion bash)"."""
     from click.shell_completion import get_completion_class
 
-    from vllm_hust_ext.cli.main import PROGRAM, root
+    from vllm_hust_ext.cli.main import COMPLETE_VARIABLE, PROGRAM, root
 
     found = get_completion_class(shell)
     assert found is not None  # click ships all of SHELLS
-    script = found(root, {}, PROGRAM, "_VLLM_HUST_EXT_COMPLETE").source()
+    script = found(root, {}, PROGRAM, COMPLETE_VARIABLE).source()
     out = Output(json_mode)
     if json_mode:
         out.document("completion", {"shell": shell, "script": script})

@@ -15,6 +15,7 @@ from vllm_hust_ext.cli.output import report_error
 from vllm_hust_ext.errors import BrokenState, ExitCode, ManagerError, UsageFault
 
 PROGRAM = "vllm-hust-ext"
+COMPLETE_VARIABLE = "_VLLM_HUST_EXT_COMPLETE"
 DEBUG_VARIABLE = "VLLM_HUST_EXT_TRACEBACK"
 
 _COMMANDS = {
@@ -51,7 +52,9 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 def _run(arguments: Sequence[str], json_mode: bool) -> int:
     try:
-        result: Any = root.main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
+        # Not root.main(): click would turn a broken pipe into exit code 1, which says "no" here.
+        with root.make_context(PROGRAM, list(arguments)) as context:
+            result: Any = root.invoke(context)
         if sys.stdout is not None:
             sys.stdout.flush()
         return int(result) if isinstance(result, int) else ExitCode.OK
@@ -60,8 +63,8 @@ def _run(arguments: Sequence[str], json_mode: bool) -> int:
     except click.exceptions.Abort:
         return 130
     except click.UsageError as error:
-        context = error.ctx
-        hint = f"see '{context.command_path} --help'" if context is not None else None
+        failed_in = error.ctx
+        hint = f"see '{failed_in.command_path} --help'" if failed_in is not None else None
         report_error(UsageFault(error.format_message(), hint=hint), json_mode)
         return ExitCode.USAGE
     except click.ClickException as error:
@@ -118,6 +121,8 @@ def _guarded(arguments: Sequence[str], json_mode: bool) -> int:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if COMPLETE_VARIABLE in os.environ:
+        root.main(args=given, prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE)
     code = _guarded(given, _wants_json(given))
     try:
         if sys.stdout is not None:
