@@ -221,7 +221,7 @@ def test_a_sound_stack(scratch: Scratch, tmp_path: Path) -> None:
 def test_a_python_that_the_host_does_not_take(scratch: Scratch) -> None:
     text = README.replace("< 3.13", "< 3.10").replace(">= 3.10", ">= 3.9")
     scratch.site.install("vllm-ascend", "0.27.1rc1", files={"vllm_ascend/__init__.py": ""}, metadata=text)
-    code, found = findings(scratch)
+    _, found = findings(scratch)
     assert about(found, "host-stack", "Python")["severity"] == "error"
 
 

@@ -63,17 +63,19 @@ def test_the_worked_example_of_the_guide(own_scratch: Scratch) -> None:
     assert "acme-hello" in scratch.run("--help").out
 
 
+HOOK = "from vllm_hust_ext.hookspecs import hookimpl\n@hookimpl\n"
+
+
 @pytest.mark.parametrize(
     "body",
     [
         "raise RuntimeError('at import')",
         "raise SystemExit(3)",
         "import no_such_module",
-        "from vllm_hust_ext.hookspecs import hookimpl\n@hookimpl\ndef vllm_hust_ext_hosts():\n    raise"
-        " ValueError('in the hook')",
-        "from vllm_hust_ext.hookspecs import hookimpl\n@hookimpl\ndef vllm_hust_ext_hosts():\n    return 5",
-        "from vllm_hust_ext.hookspecs import hookimpl\n@hookimpl\ndef vllm_hust_ext_no_such_hook():\n    return []",
-        "from vllm_hust_ext.hookspecs import hookimpl\n@hookimpl\ndef vllm_hust_ext_check(manifest):\n    return 1 / 0",
+        HOOK + "def vllm_hust_ext_hosts():\n    raise ValueError('in the hook')",
+        HOOK + "def vllm_hust_ext_hosts():\n    return 5",
+        HOOK + "def vllm_hust_ext_no_such_hook():\n    return []",
+        HOOK + "def vllm_hust_ext_check(manifest):\n    return 1 / 0",
         "def (",
     ],
 )

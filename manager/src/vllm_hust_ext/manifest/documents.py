@@ -79,7 +79,8 @@ Contract = Annotated[str, StringConstraints(pattern=r"^vllm\..+$")]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    # Only the models of the revision that is read are built.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class HostDocument(_Strict):
@@ -186,7 +187,7 @@ class PythonModuleDocument(_Strict):
 class CarrierDocument(BaseModel):
     """Any other carrier: a type and at least one attribute of its own."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
     type: Literal[
         "host_builtin",
         "python_entry_point",

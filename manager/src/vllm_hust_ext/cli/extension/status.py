@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shlex
 import sys
@@ -50,6 +51,8 @@ def status(
     really engaged.
     """
     out = Output(json_mode)
+    if watch:
+        gc.enable()
     folders = [Path(d) for d in report_dir]
     while True:
         session = Session(python)
