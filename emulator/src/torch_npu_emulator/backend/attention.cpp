@@ -14,6 +14,9 @@ namespace {
 // A share of the keys that one thread takes at a time is not made smaller than this.
 constexpr int64_t kMinShare = 2 * kChunk;
 
+// Multiplications below which a second thread costs more than it does.
+constexpr int64_t kSmallWork = 1 << 20;
+
 // The rows of some queries of one sequence and one key-value head, against keys [key_begin, key_end).
 struct Task {
   int64_t sequence, kv_head, query_begin, queries, key_begin, key_end;
@@ -34,9 +37,15 @@ class Attention {
   void run() {
     plan();
     std::atomic<size_t> next{0};
-    const int threads = static_cast<int>(std::min<size_t>(at::get_num_threads(), tasks_.size()));
-    at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-      Tile<T> tile(p_.head_size, p_.value_size);
+    int64_t max_rows = 0, work = 0;
+    for (const auto& task : tasks_) {
+      max_rows = std::max(max_rows, task.queries * group_);
+      work += (task.key_end - task.key_begin) * task.queries * group_ * (p_.head_size + p_.value_size);
+    }
+    const auto threads = work < kSmallWork ? std::min<size_t>(1, tasks_.size())
+                                           : std::min<size_t>(at::get_num_threads(), tasks_.size());
+    at::parallel_for(0, static_cast<int64_t>(threads), 1, [&](int64_t begin, int64_t end) {
+      Tile<T> tile(max_rows, p_.head_size, p_.value_size);
       for (int64_t thread = begin; thread < end; ++thread) {
         for (size_t i = next++; i < tasks_.size(); i = next++) compute(tasks_[i], tile);
       }

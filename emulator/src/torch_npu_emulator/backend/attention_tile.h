@@ -15,49 +15,72 @@
 namespace npu_emulator {
 
 constexpr int64_t kChunk = 256;     // keys per step
-constexpr int64_t kMaxRows = 256;   // query rows per tile
-constexpr int64_t kFewRows = 8;     // up to here row-by-row arithmetic beats a matrix product
+constexpr int64_t kMaxRows = 256;    // query rows per tile
+constexpr int64_t kFewRows = 8;     // up to here, without a matrix unit, row-by-row arithmetic beats a product
 
 inline float widen(float x) { return x; }
 inline float widen(at::BFloat16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.x) << 16); }
 inline float widen(at::Half x) { return static_cast<float>(x); }
 
-// exp(x) for x <= 0, relative error below 2e-7, 0 below -87: range reduction by powers of two and a polynomial, in a form
-// that compilers turn into vector code.
-inline float exp_nonpositive(float x) {
+// The bits of the nearest bfloat16, ties to even, of a finite number.
+inline uint16_t narrowed(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+// Vectors as wide as the widest registers; GCC cuts them where a machine has narrower ones.
+constexpr int kLanes = 16;
+typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t Ints __attribute__((vector_size(kLanes * sizeof(int32_t))));
+typedef uint32_t Lanes __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+
+inline Floats load(const float* from) {
+  Floats x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+// exp(x) for x <= 0, relative error below 2e-7, 0 below -87: range reduction by powers of two and a polynomial.
+inline Floats exp_nonpositive(Floats x) {
   constexpr float kLog2E = 1.44269504088896341f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
   constexpr float kRound = 12582912.0f;  // adding and subtracting it rounds to the nearest integer
-  const float clamped = std::max(x, -87.0f);
-  const float n = (clamped * kLog2E + kRound) - kRound;
-  const float r = (clamped - n * kLn2High) - n * kLn2Low;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
+  const auto small = x < -87.0f;
+  const Floats clamped = small ? Floats{} - 87.0f : x;
+  const Floats n = (clamped * kLog2E + kRound) - kRound;
+  const Floats r = (clamped - n * kLn2High) - n * kLn2Low;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const auto scale = std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
-  return x < -87.0f ? 0.0f : p * scale;
+  const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+  return small ? Floats{} : p * std::bit_cast<Floats>(power);
 }
+inline float exp_nonpositive(float x) { return exp_nonpositive(Floats{} + x)[0]; }
 
 // Scratch memory of one thread, and the operations on it.
 template <typename T>
 class Tile {
  public:
-  Tile(int64_t head_size, int64_t value_size)
+  Tile(int64_t max_rows, int64_t head_size, int64_t value_size)
       : head_size_(head_size),
         value_size_(value_size),
-        queries(kMaxRows * head_size),
-        wide_queries(kMaxRows * head_size),
-        logits(kMaxRows * kChunk),
-        sums(kMaxRows * value_size),
-        maxima(kMaxRows),
-        denominators(kMaxRows),
-        weights_(kMaxRows * kChunk),
-        keys_(kChunk * head_size),
-        values_(kChunk * value_size),
-        wide_(kChunk * std::max(head_size, value_size)) {}
+        queries(max_rows * head_size),
+        wide_queries(max_rows * head_size),
+        logits(max_rows * kChunk),
+        sums(max_rows * value_size),
+        maxima(max_rows),
+        denominators(max_rows) {
+    if (matrix_unit()) {
+      weights_.resize(max_rows * kChunk);
+      keys_.resize(kChunk * head_size);
+      values_.resize(kChunk * value_size);
+    } else if (max_rows > kFewRows) {
+      wide_.resize(kChunk * std::max(head_size, value_size));
+    }
+  }
 
   void start(int64_t rows) {
     rows_ = rows;
@@ -101,27 +124,31 @@ class Tile {
 
   // The online softmax of a chunk: logits become weights, sums and denominators are brought to the new maxima.
   void soften(int64_t count, float scale) {
+    const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
     for (int64_t m = 0; m < rows_; ++m) {
       float* row = logits.data() + m * kChunk;
-      float maximum = kMinusInfinity;
-#pragma omp simd reduction(max : maximum)
-      for (int64_t n = 0; n < count; ++n) {
-        row[n] *= scale;
-        maximum = std::max(maximum, row[n]);
+      std::fill(row + count, row + padded, kMinusInfinity);
+      Floats largest = Floats{} + kMinusInfinity;
+      for (int64_t n = 0; n < padded; n += kLanes) {
+        const Floats x = load(row + n) * scale;
+        store(row + n, x);
+        largest = x > largest ? x : largest;
       }
-      maximum = std::max(maximum, maxima[m]);
+      float maximum = maxima[m];
+      for (int lane = 0; lane < kLanes; ++lane) maximum = std::max(maximum, largest[lane]);
       if (maximum == kMinusInfinity) {
-        std::fill_n(row, count, 0.0f);
+        std::fill_n(row, padded, 0.0f);
         continue;
       }
-      const float shrink = exp_nonpositive(maxima[m] - maximum);
-      float total = 0.0f;
-#pragma omp simd reduction(+ : total)
-      for (int64_t n = 0; n < count; ++n) {
-        row[n] = exp_nonpositive(row[n] - maximum);
-        total += row[n];
+      Floats total{};
+      for (int64_t n = 0; n < padded; n += kLanes) {
+        const Floats weight = exp_nonpositive(load(row + n) - maximum);
+        store(row + n, weight);
+        total += weight;
       }
-      denominators[m] = denominators[m] * shrink + total;
+      const float shrink = exp_nonpositive(maxima[m] - maximum);
+      denominators[m] *= shrink;
+      for (int lane = 0; lane < kLanes; ++lane) denominators[m] += total[lane];
       maxima[m] = maximum;
       if (shrink != 1.0f) {
         float* sum = sums.data() + m * value_size_;
@@ -159,7 +186,7 @@ class Tile {
       for (int64_t m = 0; m < rows_; ++m) {
         const float* row = logits.data() + m * kChunk;
         at::BFloat16* narrow = weights_.data() + m * kChunk;
-        for (int64_t n = 0; n < count; ++n) narrow[n] = at::BFloat16(row[n]);
+        for (int64_t n = 0; n < count; ++n) narrow[n].x = narrowed(row[n]);
         if (even != count) narrow[count] = at::BFloat16(0.0f);
       }
       if (even != count) {
@@ -167,15 +194,18 @@ class Tile {
           values_[(count / 2) * 2 * value_size_ + 2 * d + 1] = at::BFloat16(0.0f);
         }
       }
-      at::native::cpublas::brgemm(rows_, value_size_, even, kChunk, value_size_, value_size_, true, weights_.data(),
-                                  values_.data(), sums.data(), true);
+      // In columns of 64: a wider panel of values does not stay in the first-level cache.
+      for (int64_t d = 0; d < value_size_; d += 64) {
+        at::native::cpublas::brgemm(rows_, std::min<int64_t>(64, value_size_ - d), even, kChunk, value_size_,
+                                    value_size_, true, weights_.data(), values_.data() + 2 * d, sums.data() + d, true);
+      }
     }
   }
 
   // Matrix units keep a configuration per thread, which has to be given back.
   void release() {
     if constexpr (std::is_same_v<T, at::BFloat16>) {
-      if (has_matrix_unit()) at::native::cpublas::brgemm_release();
+      if (matrix_unit()) at::native::cpublas::brgemm_release();
     }
   }
 
@@ -190,14 +220,13 @@ class Tile {
   std::vector<float> maxima, denominators;  // [rows]
 
  private:
-  bool few() const { return rows_ <= kFewRows; }
-  static bool has_matrix_unit() {
-    static const bool yes = at::native::cpublas::could_pack(at::kBFloat16);
+  bool few() const { return rows_ <= kFewRows && !matrix_unit(); }
+  // Whether products of bfloat16 matrices with float32 sums are done in hardware here.
+  static bool matrix_unit() {
+    static const bool yes = std::is_same_v<T, at::BFloat16> && at::native::cpublas::could_pack(at::kBFloat16);
     return yes;
   }
-  bool packed() const {
-    return std::is_same_v<T, at::BFloat16> && !few() && has_matrix_unit() && head_size_ % 2 == 0;
-  }
+  static bool packed() { return matrix_unit(); }
 
   // at::cpu:: functions are called without the dispatcher, so that no mode of the calling thread sees them.
   static at::Tensor matrix(float* data, int64_t rows, int64_t columns, int64_t row_stride) {
@@ -228,22 +257,69 @@ class Tile {
 
   // keys_[d / 2][n][d % 2] = key[n][d]: the transpose, in pairs of channels.
   void pack_keys(const T* key, int64_t row_stride, int64_t first, int64_t count) {
-    auto* packed = reinterpret_cast<uint32_t*>(keys_.data());
-    for (int64_t d = 0; d < head_size_ / 2; ++d) {
-      for (int64_t n = 0; n < count; ++n) {
-        std::memcpy(&packed[d * kChunk + first + n], key + n * row_stride + 2 * d, sizeof(uint32_t));
+    auto* packed = reinterpret_cast<uint32_t*>(keys_.data()) + first;
+    const int64_t pairs = head_size_ / 2;
+    int64_t n = 0;
+    for (; n + kLanes <= count; n += kLanes) {
+      for (int64_t d = 0; d + kLanes <= pairs; d += kLanes) {
+        transpose(key + n * row_stride + 2 * d, row_stride, packed + d * kChunk + n);
       }
+      copy_pairs(key, row_stride, packed, n, n + kLanes, pairs / kLanes * kLanes, pairs);
+    }
+    copy_pairs(key, row_stride, packed, n, count, 0, pairs);
+  }
+
+  static void copy_pairs(const T* key, int64_t row_stride, uint32_t* packed, int64_t n_begin, int64_t n_end,
+                         int64_t d_begin, int64_t d_end) {
+    for (int64_t n = n_begin; n < n_end; ++n) {
+      for (int64_t d = d_begin; d < d_end; ++d) {
+        std::memcpy(&packed[d * kChunk + n], key + n * row_stride + 2 * d, sizeof(uint32_t));
+      }
+    }
+  }
+
+  // A square of pairs: packed[d][n] = key[n][d], by exchanging ever smaller blocks across the diagonal.
+  static void transpose(const T* key, int64_t row_stride, uint32_t* packed) {
+    Lanes rows[kLanes];
+    for (int n = 0; n < kLanes; ++n) std::memcpy(&rows[n], key + n * row_stride, sizeof(Lanes));
+    exchange<8>(rows);
+    exchange<4>(rows);
+    exchange<2>(rows);
+    exchange<1>(rows);
+    for (int d = 0; d < kLanes; ++d) std::memcpy(packed + d * kChunk, &rows[d], sizeof(Lanes));
+  }
+
+  template <int kBlock>
+  static void exchange(Lanes* rows) {
+    Lanes upper{}, lower{};
+    for (int i = 0; i < kLanes; ++i) {
+      upper[i] = (i & kBlock) ? kLanes + i - kBlock : i;
+      lower[i] = (i & kBlock) ? kLanes + i : i + kBlock;
+    }
+    for (int i = 0; i < kLanes; ++i) {
+      if (i & kBlock) continue;
+      const Lanes a = rows[i], b = rows[i + kBlock];
+      rows[i] = __builtin_shuffle(a, b, upper);
+      rows[i + kBlock] = __builtin_shuffle(a, b, lower);
     }
   }
 
   // values_[n / 2][d][n % 2] = value[n][d]: pairs of keys.
   void pack_values(const T* value, int64_t row_stride, int64_t first, int64_t count) {
-    for (int64_t n = 0; n < count; ++n) {
-      const int64_t at = first + n;
+    int64_t n = 0;
+    auto put = [&](int64_t at, const T* row) {
       T* pair = values_.data() + (at / 2) * 2 * value_size_ + at % 2;
-      const T* row = value + n * row_stride;
       for (int64_t d = 0; d < value_size_; ++d) pair[2 * d] = row[d];
+    };
+    if (first % 2 == 1 && count > 0) put(first, value + row_stride * n++);
+    for (; n + 1 < count; n += 2) {
+      auto* pairs = reinterpret_cast<uint32_t*>(values_.data()) + (first + n) / 2 * value_size_;
+      const auto* even = reinterpret_cast<const uint16_t*>(value + n * row_stride);
+      const auto* odd = reinterpret_cast<const uint16_t*>(value + (n + 1) * row_stride);
+#pragma omp simd
+      for (int64_t d = 0; d < value_size_; ++d) pairs[d] = even[d] | static_cast<uint32_t>(odd[d]) << 16;
     }
+    if (n < count) put(first + n, value + n * row_stride);
   }
 
   std::vector<T> weights_;  // [rows, kChunk]

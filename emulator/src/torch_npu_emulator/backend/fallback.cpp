@@ -16,6 +16,10 @@ std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.ope
 
 bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
 
+bool is_index_put(const std::string& name) {
+  return starts_with(name, "aten::index_put") || starts_with(name, "aten::_index_put_impl");
+}
+
 // Operators whose result size, or whose work, depends on device data: hardware waits for the stream to learn it.
 bool waits_for_data(const std::string& name, const torch::jit::Stack& stack, size_t first) {
   if (starts_with(name, "aten::nonzero") || starts_with(name, "aten::masked_select") ||
@@ -23,7 +27,7 @@ bool waits_for_data(const std::string& name, const torch::jit::Stack& stack, siz
       name == "aten::bincount" || name == "aten::repeat_interleave.Tensor") {
     return true;
   }
-  if (starts_with(name, "aten::index") && stack[first + 1].isOptionalTensorList()) {
+  if (is_index_put(name) && stack[first + 1].isOptionalTensorList()) {
     for (const std::optional<at::Tensor>& index : stack[first + 1].toOptionalTensorList().vec()) {
       if (index && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte)) return true;
     }
@@ -33,8 +37,8 @@ bool waits_for_data(const std::string& name, const torch::jit::Stack& stack, siz
 
 // Host tensors that an operator may take beside device tensors, as torch's other accelerators allow: the indices of
 // index and index_put, which are copied to the device. Zero-dimensional host tensors count as numbers everywhere.
-bool copies_host_tensor(const std::string& name, size_t argument) {
-  return (starts_with(name, "aten::index") || starts_with(name, "aten::_index_put_impl")) && argument == 1;
+bool takes_host_indices(const std::string& name, size_t argument) {
+  return (is_index_put(name) || starts_with(name, "aten::index.")) && argument == 1;
 }
 
 // The ATB library reads the lengths of paged attention on the host.
@@ -116,9 +120,10 @@ class Call {
     const std::string name = name_of(op_);
     for (const auto& [argument, bytes] : host_arguments_) {
       if (reads_on_host(name, argument)) continue;
-      TORCH_CHECK(copies_host_tensor(name, argument),
+      TORCH_CHECK(takes_host_indices(name, argument),
                   "Expected all tensors to be on the same device, but found at least two devices, npu:0 and cpu! ",
                   name, " got a host tensor as argument '", op_.schema().arguments()[argument].name(), "'");
+      if (!is_index_put(name)) continue;  // torch itself has copied the indices of index to the device, and counted
       ++counters.host_to_device;
       counters.host_to_device_bytes += bytes;
     }

@@ -13,6 +13,22 @@ torch._register_device_module("npu", npu)
 torch.utils.generate_methods_for_privateuse1_backend(unsupported_dtype=None)
 
 
+_record_stream = torch.Tensor.record_stream
+
+
+def _record_npu_stream(tensor: torch.Tensor, stream: Any) -> None:
+    """Memory is in use until its last owner is gone, and nothing runs later than its call: there is nothing to record."""
+    if tensor.device.type != "npu":
+        _record_stream(tensor, stream)
+        return
+    if not isinstance(stream, npu.Stream):
+        raise TypeError(f"record_stream: expected a torch.npu.Stream, got {type(stream).__name__}")
+
+
+# torch's own method takes torch.Stream objects, which these streams are not.
+torch.Tensor.record_stream = _record_npu_stream
+
+
 def _synchronize(device: Any = None) -> None:
     npu.synchronize(device)
 

@@ -17,7 +17,8 @@
   data without being asked to (nonzero, boolean indexing, ...).
 * memory: bytes, of all devices of the process. The other numbers start again at zero with ``reset()``; these do not.
 
-With ``NPU_EMU_COUNTERS=FOLDER`` the process writes ``FOLDER/<pid>.json`` about once a second, and when it ends.
+With ``NPU_EMU_COUNTERS=FOLDER`` the process writes ``FOLDER/<pid>.json`` twice a second, when something changed,
+and when it ends.
 """
 
 from __future__ import annotations
@@ -79,22 +80,29 @@ def window() -> Iterator[dict[str, Any]]:
     before = snapshot()
     yield counted
     after = snapshot()
-    counted.update({key: _difference(after[key], before[key]) for key in after if key not in ("schema", "pid", "memory")})
+    for key in ("kv_bytes", "copies"):
+        counted[key] = {name: after[key][name] - before[key][name] for name in after[key]}
+    launches = {name: count - before["launches"].get(name, 0) for name, count in after["launches"].items()}
+    counted["launches"] = {name: count for name, count in launches.items() if count}
+    for key in ("synchronizes", "implicit_synchronizes"):
+        counted[key] = after[key] - before[key]
     counted["memory"] = after["memory"]
 
 
-def _difference(after: Any, before: Any) -> Any:
-    if isinstance(after, dict):
-        changes = {key: _difference(value, before.get(key, 0)) for key, value in after.items()}
-        return changes if set(after) <= set(before) else {key: value for key, value in changes.items() if value}
-    return after - before
+_written: dict[str, Any] | None = None
 
 
 def _write(folder: pathlib.Path) -> None:
+    global _written
+    now = snapshot()
+    if now == _written:
+        return
     target = folder / f"{os.getpid()}.json"
-    temporary = folder / f".{os.getpid()}.tmp"
-    temporary.write_text(json.dumps(snapshot()) + "\n", encoding="utf-8")
+    # The last write of a process may meet that of its thread: each writes a file of its own before it is renamed.
+    temporary = folder / f".{os.getpid()}-{threading.get_ident()}.tmp"
+    temporary.write_text(json.dumps(now) + "\n", encoding="utf-8")
     os.replace(temporary, target)
+    _written = now
 
 
 def start() -> None:
@@ -106,4 +114,4 @@ def start() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise settings.SettingError(f"NPU_EMU_COUNTERS={folder}: the folder cannot be made ({error.strerror})") from error
-    background.every_second(lambda: _write(folder), after_fork=reset)
+    background.Repeated(lambda: _write(folder), reset)

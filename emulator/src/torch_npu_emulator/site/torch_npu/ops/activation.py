@@ -24,6 +24,6 @@ def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 @emulates("npu_fast_gelu", meta=torch.empty_like)
 def npu_fast_gelu(input: torch.Tensor) -> torch.Tensor:
-    """``x / (1 + exp(-1.702 |x|)) * exp(0.851 (x - |x|))``, the form of the published formula."""
+    """``x / (1 + exp(-1.702 x))``, the formula of the Atlas A2."""
     x = input.float()
-    return (x / (1 + torch.exp(-1.702 * x.abs())) * torch.exp(0.851 * (x - x.abs()))).to(input.dtype)
+    return (x * torch.sigmoid(1.702 * x)).to(input.dtype)

@@ -111,20 +111,16 @@ def run(call: Call) -> None:
     counters.add_kv_bytes(tokens * row_bytes, page_tokens * row_bytes)
     if oplog.active():
         oplog.write(
-            {
-                "op": f"npu::{call.op}",
-                "layout": call.layout,
-                "query_rows": sum(s.query_length for s in call.sequences),
-                "sequences": len(call.sequences),
-                "query_lengths": [s.query_length for s in call.sequences],
-                "kv_lengths": [s.kv_length for s in call.sequences],
-                "masked": call.masked,
-                "sparse_mode": call.sparse_mode,
-                "paged": call.block_table is not None,
-                "kv_bytes_token": tokens * row_bytes,
-                "kv_bytes_page": page_tokens * row_bytes,
-                "lse": call.lse is not None,
-            }
+            f"npu::{call.op}",
+            layout=call.layout,
+            query_rows=sum(s.query_length for s in call.sequences),
+            query_lengths=[s.query_length for s in call.sequences],
+            kv_lengths=[s.kv_length for s in call.sequences],
+            masked=call.masked,
+            sparse_mode=call.sparse_mode,
+            paged=call.block_table is not None,
+            kv_bytes=(tokens * row_bytes, page_tokens * row_bytes),
+            lse=call.lse is not None,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from torch_npu.emulator import oplog
 from torch_npu.ops.registry import emulates
 
 
@@ -40,5 +41,7 @@ def npu_attention_update(
     maximum = stacked.amax(0)
     total = maximum + torch.exp(stacked - maximum).sum(0).log_()
     weights = torch.exp(stacked - total).unsqueeze(-1)
+    if oplog.active():
+        oplog.write(f"npu::{op}", layout="rows", query_rows=first.shape[0], lse=update_type == 1)
     out = (torch.stack(local_out).float() * weights).sum(0).to(first.dtype)
     return out, (total if update_type == 1 else None)

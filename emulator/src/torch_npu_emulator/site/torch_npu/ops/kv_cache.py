@@ -10,6 +10,7 @@ from torch_npu.ops.registry import emulates
 def _write(op: str, source: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
     """``cache[slot // block_size, slot % block_size] = row`` for every row with a slot that is not negative.
 
+    A negative slot marks a row of padding, as the host writes them; the operators' documents give slots from 0 only.
     source ``[T, heads, D]``; cache ``[blocks, block_size, heads, D]``, possibly a strided view; slots ``[T]``.
     """
     if cache.dim() != 4 or source.dim() != 3 or cache.shape[2:] != source.shape[1:]:
@@ -46,8 +47,8 @@ def npu_scatter_pa_kv_cache(
     cache_mode: str | None = "PA_NZ",
 ) -> None:
     op = "npu_scatter_pa_kv_cache"
-    if cache_mode != "Norm":
-        raise NotImplementedError(f"{op}: cache_mode={cache_mode!r} is not modelled, 'Norm' is")
+    if cache_mode not in (None, "Norm"):
+        raise NotImplementedError(f"{op}: cache_mode={cache_mode!r} is not modelled, 'Norm' and None are")
     for name, argument in (
         ("compress_lens", compress_lens),
         ("compress_seq_offsets", compress_seq_offsets),

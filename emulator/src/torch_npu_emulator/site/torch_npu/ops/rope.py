@@ -74,10 +74,22 @@ def npu_mrope(
     """Rotated copies of query and key; without sections this is the ordinary rotary embedding."""
     if mrope_section and any(mrope_section):
         raise NotImplementedError(f"npu_mrope: mrope_section={mrope_section} is not modelled")
-    if rotary_mode not in ("half", "interleave"):
-        raise RuntimeError(f"npu_mrope: rotary_mode={rotary_mode!r}: accepted are 'half' and 'interleave'")
+    if rotary_mode not in ("half", "interleaved"):
+        raise RuntimeError(f"npu_mrope: rotary_mode={rotary_mode!r}: accepted are 'half' and 'interleaved'")
     if cache_mode != "default":
-        raise NotImplementedError(f"npu_mrope: cache_mode={cache_mode!r} is not modelled")
+        raise RuntimeError(f"npu_mrope: cache_mode={cache_mode!r}: without sections it must be 'default'")
+    if not query.dtype == key.dtype == cos_sin_cache.dtype:
+        raise RuntimeError(
+            f"npu_mrope: query of {query.dtype}, key of {key.dtype}, cos_sin_cache of {cos_sin_cache.dtype} must be alike"
+        )
+    step = 16 if query.dtype == torch.float32 else 32
+    if head_size % step or cos_sin_cache.shape[-1] % step:
+        raise RuntimeError(
+            f"npu_mrope: head_size {head_size} and the cache's width {cos_sin_cache.shape[-1]} must be multiples of {step} "
+            f"for {query.dtype}"
+        )
+    if query.dim() != 2 or key.dim() != 2:
+        raise RuntimeError(f"npu_mrope: query {tuple(query.shape)} and key {tuple(key.shape)} must be [tokens, heads * D]")
     _check("npu_mrope", positions, cos_sin_cache, head_size, query, key)
     half = rotary_mode == "half"
     return (

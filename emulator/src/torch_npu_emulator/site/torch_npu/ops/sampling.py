@@ -18,9 +18,16 @@ def npu_top_k_top_p(
     """
     if logits.dim() != 2:
         raise RuntimeError(f"npu_top_k_top_p: logits must be [B, V], got {tuple(logits.shape)}")
-    values, order = logits.sort(dim=-1)
+    batch, size = logits.shape
+    if p is not None and (p.dtype != logits.dtype or p.shape != (batch,)):
+        raise RuntimeError(f"npu_top_k_top_p: p {tuple(p.shape)} of {p.dtype} must be [{batch}] of {logits.dtype}")
+    if k is not None and (k.dtype != torch.int32 or k.shape != (batch,)):
+        raise RuntimeError(f"npu_top_k_top_p: k {tuple(k.shape)} of {k.dtype} must be [{batch}] of int32")
+    if k is not None and batch and not 1 <= int(k.min()) <= int(k.max()) <= size:
+        raise RuntimeError(f"npu_top_k_top_p: k {k.tolist()} must be from 1 to the size of a row, {size}")
+    values, order = logits.sort(dim=-1, stable=True)
     if k is not None:
-        last = values.gather(1, (values.shape[1] - k.long()).clamp_(0, values.shape[1] - 1).unsqueeze(1))
+        last = values.gather(1, (size - k.long()).unsqueeze(1))
         values = values.masked_fill(values < last, float("-inf"))
     if p is not None:
         cumulated = values.float().softmax(-1).cumsum(-1)
