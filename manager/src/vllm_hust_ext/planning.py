@@ -4,6 +4,7 @@ plan.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,8 @@ def read_yaml(path: str) -> Mapping[str, Any]:
     Raises:
         ValueError: one sentence.
     """
-    import yaml
-
+    # By name: its type stubs are a distribution of their own that need not be there.
+    yaml: Any = importlib.import_module("yaml")
     if path.rpartition(".")[2] not in ("yaml", "yml"):
         raise ValueError("vLLM takes only .yaml and .yml files")
     try:
