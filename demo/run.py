@@ -124,14 +124,17 @@ def marker_line(log: str) -> str:
 
 
 def carrier_report(folder: Path) -> dict[str, Any] | None:
-    """The cascade carrier's own account, of the process that asked it most; None if none reported."""
+    """The cascade carrier's own account, of the process that runs the model; None if none reported.
+
+    The API server's process arms the carrier too, but never imports the host's runner.
+    """
     found = [
         carrier
         for path in sorted(folder.glob("*.json"))
         for carrier in json.loads(path.read_text())["carriers"]
         if carrier["name"] == CARRIER
     ]
-    return max(found, key=lambda carrier: int(carrier["calls"]), default=None)
+    return max(found, key=lambda carrier: (carrier["state"] != "armed", int(carrier["calls"])), default=None)
 
 
 def run_arm(
