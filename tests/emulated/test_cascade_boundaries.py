@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from . import tiny_models
@@ -12,6 +14,7 @@ from .test_token_identity import CARRIER, CASCADE
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 
 MODEL = tiny_models.QWEN2
+PLAIN_NUMBA = Path(__file__).with_name("plain_numba")
 #: The engine core in the test's own child: batches form the same way in every run, so that bits can be compared.
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 SMALL = [shared_prefix_batch(requests=6, prefix=300, tokens=12, vocabulary=MODEL.vocabulary, seed=5)]
@@ -92,7 +95,7 @@ def test_unreadable_settings_never_stop_an_engine(run):
 
 def test_speculative_decoding_is_refused_even_for_single_rows(run):
     speculation = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}}
-    result = run(engine=speculation, **CASCADE)
+    result = run(engine=speculation, PYTHONPATH=str(PLAIN_NUMBA), **CASCADE)
     carrier = result.worker(CARRIER)
     assert carrier["engaged"] == 0
     assert set(carrier["reasons"]) <= {"speculative_decoding", "not_decode", "below_min_reqs"}
