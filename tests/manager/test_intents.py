@@ -366,12 +366,17 @@ from pathlib import Path
 from vllm_hust_ext.intents import IntentStore, Origin, State
 store = IntentStore(Origin(Path(sys.argv[1]), "variable"))
 store.change(lambda i: i.with_("org.warm", State.ENABLED))  # imports happen here, once
+states = [State.MASKED, State.ENABLED]
 for number in itertools.count():
     child = os.fork()
     if child == 0:
-        for k in itertools.count(): store.change(lambda i: i.with_("org.flip", State.ENABLED if k % 2 else
-            State.MASKED, {"n": k, "pad": "x" * 2000})) print(child, flush=True) if not sys.stdin.readline():
-            os.kill(child, 9) sys.exit(0) os.waitpid(child, 0)
+        for k in itertools.count():
+            store.change(lambda i: i.with_("org.flip", states[k % 2], {"n": k, "pad": "x" * 2000}))
+    print(child, flush=True)
+    if not sys.stdin.readline():
+        os.kill(child, 9)
+        sys.exit(0)
+    os.waitpid(child, 0)
 """
 
 

@@ -6,17 +6,11 @@ shape and only read.
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any, Literal
 
-# pydantic asks every installed distribution for plugins of its own when a model is made: file reads that grow with the
-# environment, for nothing here. The switch is put back, so that a launched command does not inherit it.
-_had = os.environ.get("PYDANTIC_DISABLE_PLUGINS")
-os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
-
-from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: E402
-from packaging.version import InvalidVersion, Version  # noqa: E402
-from pydantic import (  # noqa: E402
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
@@ -27,7 +21,7 @@ from pydantic import (  # noqa: E402
     model_validator,
 )
 
-from vllm_hust_ext.manifest.model import (  # noqa: E402
+from vllm_hust_ext.manifest.model import (
     Activation,
     Component,
     DeclaredEntryPoint,
@@ -337,9 +331,3 @@ def json_schema(revision: str) -> dict[str, Any]:
     """JSON Schema (2020-12) of a revision: what can be said without PEP 440, uniqueness across items and file rules."""
     schema = REVISIONS[revision].model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-if _had is None:
-    os.environ.pop("PYDANTIC_DISABLE_PLUGINS", None)
-else:
-    os.environ["PYDANTIC_DISABLE_PLUGINS"] = _had

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ FILE_NAMES = (
     "extension-bundle-v1.json",
 )
 """File names of the revisions that are read, newest first."""
+
+_PYDANTIC_SWITCH = "PYDANTIC_DISABLE_PLUGINS"
 
 MAX_BYTES = 1 << 20
 """A manifest is a page of text; a file beyond 1 MiB is a mistake and is not read."""
@@ -184,6 +187,29 @@ def parse_manifest(data: bytes, where: str | None = None) -> Manifest:
 
 
 def _validate(document: dict[str, Any]) -> Manifest:
+    with without_pydantic_plugins():
+        return _validate_without_plugins(document)
+
+
+@contextmanager
+def without_pydantic_plugins() -> Iterator[None]:
+    """Keep pydantic from asking every installed distribution for plugins of its own when it builds a model.
+
+    Those are file reads that grow with the environment, for nothing here, and rotten metadata of some distribution
+    would make them fail. The switch is put back: a launched command does not inherit it.
+    """
+    before = os.environ.get(_PYDANTIC_SWITCH)
+    os.environ[_PYDANTIC_SWITCH] = "__all__"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_PYDANTIC_SWITCH, None)
+        else:
+            os.environ[_PYDANTIC_SWITCH] = before
+
+
+def _validate_without_plugins(document: dict[str, Any]) -> Manifest:
     from pydantic import ValidationError
 
     from vllm_hust_ext.manifest.documents import REVISIONS
