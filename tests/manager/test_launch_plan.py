@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vllm_hust_ext import launch_plan
+from vllm_hust_ext import launch_environment, launch_plan
 from vllm_hust_ext.discovery import Bundle, Inventory, Plugin
 from vllm_hust_ext.distributions import Distribution
-from vllm_hust_ext.launch_plan import LaunchPlan, Member, Request, is_loader_variable, make_plan, means_on
+from vllm_hust_ext.launch_environment import is_loader_variable, means_on
+from vllm_hust_ext.launch_model import EnvironmentItem, LaunchPlan, Member, Request
+from vllm_hust_ext.launch_plan import make_plan
 from vllm_hust_ext.manifest import parse_manifest
 
 from tests.mutants import mutant  # noqa: F401
@@ -55,7 +57,7 @@ def plan(*members: Member, **more: Any) -> LaunchPlan:
     return make_plan(request(*members, **more))
 
 
-def item(made: LaunchPlan, name: str) -> launch_plan.EnvironmentItem:
+def item(made: LaunchPlan, name: str) -> EnvironmentItem:
     (found,) = [i for i in made.environment if i.name == name]
     return found
 
@@ -88,12 +90,9 @@ VARIABLES = st.dictionaries(
 )
 
 
-def _users_values_survive(module: Any, mine: dict[str, str], wanted: dict[str, str]) -> bool:
-    made = module.make_plan(
-        request(
-            member("a", activation=activation({k: v for k, v in wanted.items() if k != "VLLM_PLUGINS"})), variables=mine
-        )
-    )
+def _users_values_survive(mine: dict[str, str], wanted: dict[str, str]) -> bool:
+    asked = {k: v for k, v in wanted.items() if k != "VLLM_PLUGINS"}
+    made = make_plan(request(member("a", activation=activation(asked)), variables=mine))
     after = {**mine, **made.changes}
     return all(after[k] == v for k, v in mine.items() if k != "VLLM_PLUGINS")
 
@@ -101,16 +100,17 @@ def _users_values_survive(module: Any, mine: dict[str, str], wanted: dict[str, s
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(VARIABLES, VARIABLES)
 def test_what_the_user_exported_survives_any_manifest(mine: dict[str, str], wanted: dict[str, str]) -> None:
-    assert _users_values_survive(launch_plan, mine, wanted)
+    assert _users_values_survive(mine, wanted)
 
 
-def test_a_mutant_that_overwrites_is_noticed(mutant: Any) -> None:  # noqa: F811
+def test_a_mutant_that_overwrites_is_noticed(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     changed = mutant(
-        launch_plan,
+        launch_environment,
         "        elif self.request.override:\n            self.items",
         "        elif True:\n            self.items",
     )
-    assert not _users_values_survive(changed, {"A": "0"}, {"A": "1"})
+    monkeypatch.setattr(launch_plan, "LaunchEnvironment", changed.LaunchEnvironment)
+    assert not _users_values_survive({"A": "0"}, {"A": "1"})
 
 
 def test_two_extensions_that_disagree_are_both_named_unless_the_user_decides() -> None:
@@ -193,7 +193,7 @@ def test_the_prefixes_are_the_ones_of_the_installed_vllm() -> None:
         for node in ast.parse(source.read_text()).body
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "DEFAULT_ENV_VAR_PREFIXES" and node.value
     ]
-    assert [set(launch_plan.RAY_PREFIXES)] == found
+    assert [set(launch_environment.RAY_PREFIXES)] == found
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_hust_ext.launch_plan import LaunchPlan, Note, Request, make_plan
+from vllm_hust_ext.launch_model import LaunchPlan, Note, Request
+from vllm_hust_ext.launch_plan import make_plan
 from vllm_hust_ext.selection import Flags, Selection, select
 from vllm_hust_ext.session import Session
 

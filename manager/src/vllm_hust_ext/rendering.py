@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_hust_ext.errors import Refused
-from vllm_hust_ext.launch_plan import LaunchPlan
+from vllm_hust_ext.launch_model import LaunchPlan
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 from vllm_hust_ext import launch_folders
 from vllm_hust_ext.engine_reports import EngineReport, UnreadableReport, effective_extensions, read_folder
+from vllm_hust_ext.launch_environment import REPORT_DIR_VARIABLE
 from vllm_hust_ext.launch_folders import Launch
-from vllm_hust_ext.launch_plan import REPORT_DIR_VARIABLE
 from vllm_hust_ext.process_identity import Life
 
 

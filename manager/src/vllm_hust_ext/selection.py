@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_hust_ext import versions
 from vllm_hust_ext.errors import Refused, UsageFault
 from vllm_hust_ext.intents import State
-from vllm_hust_ext.launch_plan import Member
+from vllm_hust_ext.launch_model import Member
 
 if TYPE_CHECKING:
     from vllm_hust_ext.discovery import Bundle

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from vllm_hust_ext.errors import BrokenState
 from vllm_hust_ext.findings import Finding, Severity
 from vllm_hust_ext.intents import State
-from vllm_hust_ext.launch_plan import means_on
+from vllm_hust_ext.launch_environment import means_on
 from vllm_hust_ext.session import Session
 
 

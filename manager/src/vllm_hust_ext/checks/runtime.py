@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_hust_ext import launch_folders
 from vllm_hust_ext.findings import Finding, Severity
-from vllm_hust_ext.launch_plan import REPORT_DIR_VARIABLE
+from vllm_hust_ext.launch_environment import REPORT_DIR_VARIABLE
 from vllm_hust_ext.runtime import look
 from vllm_hust_ext.session import Session
 

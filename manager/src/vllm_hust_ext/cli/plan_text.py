@@ -6,7 +6,7 @@ import shlex
 
 from vllm_hust_ext.cli.output import Output
 from vllm_hust_ext.errors import Refused
-from vllm_hust_ext.launch_plan import EnvironmentItem, LaunchPlan
+from vllm_hust_ext.launch_model import EnvironmentItem, LaunchPlan
 from vllm_hust_ext.planning import Planned
 
 

@@ -93,7 +93,7 @@ def run(
     """
     from vllm_hust_ext import launch, launch_folders
     from vllm_hust_ext.cli.plan_text import refuse_conflicts
-    from vllm_hust_ext.launch_plan import LAUNCH_ID_VARIABLE, METRICS_VARIABLE, REPORT_DIR_VARIABLE
+    from vllm_hust_ext.launch_environment import LAUNCH_ID_VARIABLE, METRICS_VARIABLE, REPORT_DIR_VARIABLE
     from vllm_hust_ext.planning import plan_launch
 
     if json_mode and not dry_run:

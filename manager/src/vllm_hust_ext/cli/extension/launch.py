@@ -73,7 +73,8 @@ def plan(extension_id: str, json_mode: bool, python: str | None) -> int:
 
 def _plan_one(session: Session, extension_id: str) -> Planned:
     """The plan of one extension alone; that it does not fit, or is inert, does not hide what it would do."""
-    from vllm_hust_ext.launch_plan import Member, Request, make_plan
+    from vllm_hust_ext.launch_model import Member, Request
+    from vllm_hust_ext.launch_plan import make_plan
     from vllm_hust_ext.planning import read_yaml
     from vllm_hust_ext.selection import Selection
 
