@@ -16,17 +16,12 @@ namespace npu_emulator {
 
 constexpr int64_t kChunk = 256;     // keys per step
 constexpr int64_t kMaxRows = 256;    // query rows per tile
+constexpr int64_t kSlimRows = 16;   // up to here, with a matrix unit, keys are multiplied as they lie, not transposed
 constexpr int64_t kFewRows = 8;     // up to here, without a matrix unit, row-by-row arithmetic beats a product
 
 inline float widen(float x) { return x; }
 inline float widen(at::BFloat16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.x) << 16); }
 inline float widen(at::Half x) { return static_cast<float>(x); }
-
-// The bits of the nearest bfloat16, ties to even, of a finite number.
-inline uint16_t narrowed(float x) {
-  const auto bits = std::bit_cast<uint32_t>(x);
-  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
 
 // Vectors as wide as the widest registers; GCC cuts them where a machine has narrower ones.
 constexpr int kLanes = 16;
@@ -40,6 +35,15 @@ inline Floats load(const float* from) {
   return x;
 }
 inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+// The bits of the nearest bfloat16, ties to even, of finite numbers. A plain loop: GCC narrows vectors better by itself.
+inline void narrow(const float* from, uint16_t* to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(from[i]);
+    to[i] = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+  }
+}
 
 // exp(x) for x <= 0, relative error below 2e-7, 0 below -87: range reduction by powers of two and a polynomial.
 inline Floats exp_nonpositive(Floats x) {
@@ -75,8 +79,13 @@ class Tile {
         denominators(max_rows) {
     if (matrix_unit()) {
       weights_.resize(max_rows * kChunk);
-      keys_.resize(kChunk * head_size);
       values_.resize(kChunk * value_size);
+      if (max_rows <= kSlimRows) {
+        columns_.resize(kChunk * kSlimRows);
+        packed_queries_.resize(head_size * kSlimRows);
+      } else {
+        keys_.resize(kChunk * head_size);
+      }
     } else if (max_rows > kFewRows) {
       wide_.resize(kChunk * std::max(head_size, value_size));
     }
@@ -87,6 +96,7 @@ class Tile {
     if (!packed()) {
       for (int64_t i = 0; i < rows * head_size_; ++i) wide_queries[i] = widen(queries[i]);
     }
+    if (slim()) pack_queries();
     std::fill_n(sums.data(), rows * value_size_, 0.0f);
     std::fill_n(maxima.data(), rows, kMinusInfinity);
     std::fill_n(denominators.data(), rows, 0.0f);
@@ -99,6 +109,11 @@ class Tile {
       return;
     }
     if constexpr (std::is_same_v<T, at::BFloat16>) {
+      if (slim()) {
+        at::native::cpublas::brgemm(count, kSlimRows, head_size_, row_stride, kSlimRows, kSlimRows, false, key,
+                                    packed_queries_.data(), columns_.data() + first * kSlimRows, true);
+        return;
+      }
       if (packed()) {
         pack_keys(key, row_stride, first, count);
         return;
@@ -112,10 +127,15 @@ class Tile {
                     matrix(wide_.data(), count, head_size_, head_size_).t());
   }
 
-  // After all keys of a chunk: the matrix product of the packed form.
+  // After all keys of a chunk: the matrix product of the packed form; of the slim one, keys become columns.
   void finish_keys(int64_t count) {
     if constexpr (std::is_same_v<T, at::BFloat16>) {
-      if (packed()) {
+      if (slim()) {
+        for (int64_t m = 0; m < rows_; ++m) {
+          float* row = logits.data() + m * kChunk;
+          for (int64_t n = 0; n < count; ++n) row[n] = columns_[n * kSlimRows + m];
+        }
+      } else if (packed()) {
         at::native::cpublas::brgemm(rows_, count, head_size_, head_size_, kChunk, kChunk, false, queries.data(),
                                     keys_.data(), logits.data(), true);
       }
@@ -130,22 +150,27 @@ class Tile {
       std::fill(row + count, row + padded, kMinusInfinity);
       Floats largest = Floats{} + kMinusInfinity;
       for (int64_t n = 0; n < padded; n += kLanes) {
-        const Floats x = load(row + n) * scale;
-        store(row + n, x);
+        const Floats x = load(row + n);
         largest = x > largest ? x : largest;
       }
-      float maximum = maxima[m];
-      for (int lane = 0; lane < kLanes; ++lane) maximum = std::max(maximum, largest[lane]);
+      float top = largest[0];
+      for (int lane = 1; lane < kLanes; ++lane) top = std::max(top, largest[lane]);
+      const float maximum = std::max(maxima[m], top * scale);
       if (maximum == kMinusInfinity) {
-        std::fill_n(row, padded, 0.0f);
+        if (packed()) {
+          std::fill_n(weights_.data() + m * kChunk, padded, T(0));
+        } else {
+          std::fill_n(row, padded, 0.0f);
+        }
         continue;
       }
       Floats total{};
       for (int64_t n = 0; n < padded; n += kLanes) {
-        const Floats weight = exp_nonpositive(load(row + n) - maximum);
-        store(row + n, weight);
+        const Floats weight = exp_nonpositive(load(row + n) * scale - maximum);
         total += weight;
+        store(row + n, weight);
       }
+      if (packed()) narrow(row, reinterpret_cast<uint16_t*>(weights_.data() + m * kChunk), padded);
       const float shrink = exp_nonpositive(maxima[m] - maximum);
       denominators[m] *= shrink;
       for (int lane = 0; lane < kLanes; ++lane) denominators[m] += total[lane];
@@ -182,13 +207,7 @@ class Tile {
     if constexpr (std::is_same_v<T, at::BFloat16>) {
       if (!packed()) return;
       // Pairs of keys are multiplied together: an odd last one gets a partner of weight and value zero.
-      const int64_t even = (count + 1) & ~int64_t{1};
-      for (int64_t m = 0; m < rows_; ++m) {
-        const float* row = logits.data() + m * kChunk;
-        at::BFloat16* narrow = weights_.data() + m * kChunk;
-        for (int64_t n = 0; n < count; ++n) narrow[n].x = narrowed(row[n]);
-        if (even != count) narrow[count] = at::BFloat16(0.0f);
-      }
+      const int64_t even = (count + 1) & ~int64_t{1};  // the weight behind the last one is zero already
       if (even != count) {
         for (int64_t d = 0; d < value_size_; ++d) {
           values_[(count / 2) * 2 * value_size_ + 2 * d + 1] = at::BFloat16(0.0f);
@@ -227,6 +246,17 @@ class Tile {
     return yes;
   }
   static bool packed() { return matrix_unit(); }
+  bool slim() const { return matrix_unit() && !columns_.empty(); }
+
+  // packed_queries_[d / 2][m][d % 2] = queries[m][d], with zero rows behind the last one.
+  void pack_queries() {
+    std::fill(packed_queries_.begin(), packed_queries_.end(), T(0));
+    for (int64_t m = 0; m < rows_; ++m) {
+      for (int64_t d = 0; d < head_size_; ++d) {
+        packed_queries_[(d / 2) * 2 * kSlimRows + 2 * m + d % 2] = queries[m * head_size_ + d];
+      }
+    }
+  }
 
   // at::cpu:: functions are called without the dispatcher, so that no mode of the calling thread sees them.
   static at::Tensor matrix(float* data, int64_t rows, int64_t columns, int64_t row_stride) {
@@ -323,7 +353,8 @@ class Tile {
   }
 
   std::vector<T> weights_;  // [rows, kChunk]
-  std::vector<T> keys_, values_;
+  std::vector<T> keys_, values_, packed_queries_;
+  std::vector<float> columns_;  // [keys, kSlimRows]: logits, transposed
   std::vector<float> wide_;
 };
 

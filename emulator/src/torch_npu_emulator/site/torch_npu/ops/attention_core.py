@@ -63,8 +63,14 @@ class Call:
     def kv_tokens(self) -> tuple[int, int]:
         """How many keys all sequences read: by token, and by whole page. Each sequence reads its keys once."""
         tokens = pages = 0
+        windowed = self.before < UNLIMITED or self.after < UNLIMITED
         for s in self.sequences:
             if s.query_length == 0:
+                continue
+            if not windowed:
+                tokens += s.kv_length
+                if self.block_size:
+                    pages += -(-s.kv_length // self.block_size)
                 continue
             first, last = 0, s.kv_length
             offset = s.kv_length - s.query_length if self.aligned_at_end else 0

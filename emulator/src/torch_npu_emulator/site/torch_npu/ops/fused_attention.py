@@ -15,6 +15,11 @@ V1 = "npu_fused_infer_attention_score"
 V2 = "npu_fused_infer_attention_score_v2"
 
 
+def _split_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """[batch, row, heads * D] as [batch, row, heads, D], of strided tensors too."""
+    return tensor.view(tensor.shape[0], tensor.shape[1], heads, tensor.shape[2] // heads)
+
+
 def _queries(op: str, layout: str, query: torch.Tensor, heads: int) -> torch.Tensor:
     """The query as [batch, row, head, channel]; a TND query is one batch."""
     dims = 4 if layout in ("BSND", "BNSD", "BNSD_BSND") else 3
@@ -23,7 +28,7 @@ def _queries(op: str, layout: str, query: torch.Tensor, heads: int) -> torch.Ten
     if layout == "BSH":
         if query.shape[2] % heads:
             raise RuntimeError(f"{op}: query {tuple(query.shape)} does not divide into {heads} heads")
-        return query.unflatten(2, (heads, -1))
+        return _split_heads(query, heads)
     view = query.unsqueeze(0) if layout == "TND" else query.transpose(1, 2) if layout.startswith("BNSD") else query
     if view.shape[2] != heads:
         raise RuntimeError(f"{op}: query {tuple(query.shape)} of layout {layout} must have {heads} heads")
@@ -37,7 +42,7 @@ def _dense_keys(op: str, layout: str, name: str, tensor: torch.Tensor, kv_heads:
     if layout == "BSH":
         if tensor.shape[2] % kv_heads:
             raise RuntimeError(f"{op}: {name} {tuple(tensor.shape)} does not divide into {kv_heads} heads")
-        return tensor.unflatten(2, (kv_heads, -1))
+        return _split_heads(tensor, kv_heads)
     view = tensor.unsqueeze(0) if layout == "TND" else tensor.transpose(1, 2) if layout.startswith("BNSD") else tensor
     if view.shape[2] != kv_heads:
         raise RuntimeError(f"{op}: {name} {tuple(tensor.shape)} of layout {layout} must have {kv_heads} heads")
@@ -46,7 +51,7 @@ def _dense_keys(op: str, layout: str, name: str, tensor: torch.Tensor, kv_heads:
 
 def _paged_keys(tensor: torch.Tensor, kv_heads: int) -> torch.Tensor:
     """The cache as [block, row, head, channel]."""
-    return tensor.unflatten(2, (kv_heads, -1)) if tensor.dim() == 3 else tensor.transpose(1, 2)
+    return _split_heads(tensor, kv_heads) if tensor.dim() == 3 else tensor.transpose(1, 2)
 
 
 def _per_batch(op: str, name: str, lengths: list[int] | None, batch: int, limit: int) -> list[int]:
@@ -149,7 +154,7 @@ def _output_view(layout: str, out: torch.Tensor, heads: int) -> torch.Tensor:
     if layout == "TND":
         return out.unsqueeze(0)
     if layout == "BSH":
-        return out.unflatten(2, (heads, -1))
+        return _split_heads(out, heads)
     return out.transpose(1, 2) if layout == "BNSD" else out
 
 
