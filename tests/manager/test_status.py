@@ -187,6 +187,7 @@ def test_files_that_are_no_reports_are_named_and_disturb_nothing(scratch: Scratc
         "e.txt": b"x",
         "f.json": b'{"schema": "vllm-hust-ext.engine-report/1"}',
         "g.json": b"[" * 100_000,
+        "j.json": b'{"schema": NaN}',
     }
     for name, data in files.items():
         (folder / name).write_bytes(data)
@@ -194,7 +195,7 @@ def test_files_that_are_no_reports_are_named_and_disturb_nothing(scratch: Scratc
     (folder / "i.json").mkdir()
     document = scratch.extension("status", "--json").json
     assert document["runtime_effective"]
-    assert {Path(u["path"]).name for u in document["launches"][0]["unreadable"]} == {f"{x}.json" for x in "abcdfghi"}
+    assert {Path(u["path"]).name for u in document["launches"][0]["unreadable"]} == {f"{x}.json" for x in "abcdfghij"}
     (folder / "launch.json").write_text("{")
     assert scratch.extension("status", "--json").code == 0
 

@@ -187,6 +187,10 @@ def _carrier(value: Mapping[str, Any]) -> CarrierReport:
     )
 
 
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
 def read_report(path: Path) -> EngineReport | UnreadableReport:
     """Read one report file."""
     try:
@@ -196,7 +200,7 @@ def read_report(path: Path) -> EngineReport | UnreadableReport:
             data = stream.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             return UnreadableReport(path, f"has more than {MAX_BYTES} bytes")
-        document: Any = json.loads(data)
+        document: Any = json.loads(data, parse_constant=_refuse_constant)
     except OSError as error:
         return UnreadableReport(path, f"cannot be read: {error.strerror or error}")
     except (ValueError, RecursionError) as error:

@@ -277,6 +277,8 @@ class SourceIndex:
         if isinstance(base, ast.Subscript):  # Generic[T]
             base = base.value
         text = ast.unparse(base)
+        if text.rpartition(".")[2] == "Generic" and not name.startswith("__") and self._is_from_typing(base, module):
+            return Lookup()  # written in C from Python 3.12 on; it has special methods only
         try:
             found = self.expression(base, module, depth + 1)
         except (ModuleNotFound, Unreadable) as error:
@@ -298,6 +300,13 @@ class SourceIndex:
             if not member.certain or (not member.found and len(found.bindings) > 1):
                 certain, why = False, member.why or f"base class {text} has several definitions"
         return Lookup(tuple(results), certain, why)
+
+    @staticmethod
+    def _is_from_typing(base: ast.expr, module: Module) -> bool:
+        """Whether ``Generic`` or ``typing.Generic`` in ``module`` is the one of the standard library."""
+        first = ast.unparse(base).split(".")[0]
+        sources = [b.imported[0] for b in module.bindings.get(first, []) if b.imported is not None]
+        return bool(sources) and all(source in ("typing", "typing_extensions") for source in sources)
 
     def expression(self, node: ast.expr, module: Module, depth: int = 0) -> Lookup:
         """What a name or dotted name means in ``module``."""

@@ -171,6 +171,10 @@ def _dry_run(session: Session, out: Output, planned: Any, variables: dict[str, s
         show(out, planned)
         if program is not None:
             out.line(f"program: {program.path}")
+            if not program.from_environment:
+                out.line(
+                    "note: it is no Python program of this environment; what it starts itself is not checked", "dim"
+                )
     refuse_conflicts(plan)
     if problem is not None:
         raise problem
