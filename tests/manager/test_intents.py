@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm_hust_ext import intents
+from vllm_hust_ext.errors import BrokenState
 from vllm_hust_ext.intents import Intent, Intents, IntentStore, Origin, State
 
 from .scratch import Scratch
@@ -412,3 +413,32 @@ def test_kill_9_a_thousand_times_leaves_the_old_or_the_new_file(scratch: Scratch
     assert written > 500
     store(path).change(lambda i: i.with_("org.last", State.ENABLED))
     assert not list(path.parent.glob(".config-*"))  # what killed writers left is swept
+
+
+def test_a_file_that_may_not_be_read_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The superuser meets no such file, so the system's answer is given here."""
+    path = tmp_path / "config.json"
+    store(path).change(lambda i: i.with_("a", State.ENABLED))
+    real = os.open
+
+    def denied(name: object, *arguments: int, **more: int) -> int:
+        if str(name) == str(path):
+            raise PermissionError(13, "Permission denied", str(name))
+        return real(name, *arguments, **more)  # type: ignore[call-overload,no-any-return]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", denied)
+        with pytest.raises(BrokenState, match="cannot be read: Permission denied") as caught:
+            store(path).read()
+        assert caught.value.hint
+        assert "VLLM_HUST_EXT_CONFIG" in caught.value.hint
+
+    def full(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        with pytest.raises(BrokenState, match="cannot be written: No space left"):
+            store(path).change(lambda i: i.with_("b", State.ENABLED))
+    assert store(path).read().in_state(State.ENABLED) == ["a"]
+    assert not list(tmp_path.glob(".config-*"))
