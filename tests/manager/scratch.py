@@ -19,24 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import vllm_hust_ext
+from packaging.requirements import Requirement
 
-DEPENDENCIES = (
-    "annotated-types",
-    "click",
-    "filelock",
-    "markdown-it-py",
-    "mdurl",
-    "packaging",
-    "platformdirs",
-    "pluggy",
-    "pydantic",
-    "pydantic-core",
-    "pygments",
-    "pyyaml",
-    "rich",
-    "typing-extensions",
-    "typing-inspection",
-)
 OPTIONAL = ("prometheus-client", "setuptools", "wheel")
 MANAGER_ENTRY_POINTS = {
     "console_scripts": {"vllm-hust-ext": "vllm_hust_ext.cli:main"},
@@ -298,6 +282,21 @@ class Scratch:
         return path
 
 
+def requirements_of(name: str) -> list[str]:
+    """What ``name`` requires, and so on, by the metadata of what is installed; extras left out."""
+    found: list[str] = []
+    pending = [name]
+    while pending:
+        for text in importlib.metadata.requires(pending.pop()) or []:
+            requirement = Requirement(text)
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+                continue
+            if requirement.name not in found:
+                found.append(requirement.name)
+                pending.append(requirement.name)
+    return found
+
+
 def _link_distribution(name: str, site: Path) -> None:
     """Link an installed distribution's top-level files and its metadata into ``site``."""
     distribution = importlib.metadata.distribution(name)
@@ -316,7 +315,7 @@ def make_venv(folder: Path) -> Path:
     """A virtual environment with the manager and its requirements, linked from the environment of the tests."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True)
     site = next((folder / "lib").glob("python*/site-packages"))
-    for name in DEPENDENCIES:
+    for name in requirements_of("vllm-hust-ext"):
         _link_distribution(name, site)
     for name in OPTIONAL:
         try:

@@ -329,5 +329,15 @@ REVISIONS: dict[str, type[Document02] | type[Document03] | type[Document1]] = {
 
 def json_schema(revision: str) -> dict[str, Any]:
     """JSON Schema (2020-12) of a revision: what can be said without PEP 440, uniqueness across items and file rules."""
-    schema = REVISIONS[revision].model_json_schema()
+    schema = _plain(REVISIONS[revision].model_json_schema())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _plain(schema: Any) -> Any:
+    """Leave out what says nothing and differs among pydantic's releases: titles made of names, the type of a constant."""
+    if isinstance(schema, list):
+        return [_plain(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    empty = {"title"} | ({"type"} if "const" in schema else set())
+    return {k: _plain(v) for k, v in schema.items() if not (k in empty and isinstance(v, str))}
