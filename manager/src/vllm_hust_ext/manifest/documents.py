@@ -334,10 +334,10 @@ def json_schema(revision: str) -> dict[str, Any]:
 
 
 def _plain(schema: Any) -> Any:
-    """Leave out what says nothing and differs among pydantic's releases: titles made of names, the type of a constant."""
+    """Leave out what differs among pydantic's releases and says nothing: titles, type and enum of a constant."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    empty = {"title"} | ({"type"} if "const" in schema else set())
-    return {k: _plain(v) for k, v in schema.items() if not (k in empty and isinstance(v, str))}
+    empty = {"title"} | ({"type", "enum"} if "const" in schema else set())
+    return {k: _plain(v) for k, v in schema.items() if k not in empty or isinstance(v, dict)}
