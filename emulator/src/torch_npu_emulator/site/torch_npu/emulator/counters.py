@@ -114,4 +114,11 @@ def start() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise settings.SettingError(f"NPU_EMU_COUNTERS={folder}: the folder cannot be made ({error.strerror})") from error
-    background.Repeated(lambda: _write(folder), reset)
+    background.Repeated(lambda: _write(folder), _begin_anew)
+
+
+def _begin_anew() -> None:
+    """In a forked child: its counts start at zero, and its lock is not one that a thread of its parent held."""
+    global _lock
+    _lock = threading.Lock()
+    reset()

@@ -83,6 +83,7 @@ def start() -> None:
 
 
 def _forget() -> None:
-    """What waits in a forked child is its parent's."""
-    with _lock:
-        _waiting.clear()
+    """In a forked child: what waits is its parent's, and so may be the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _waiting.clear()
