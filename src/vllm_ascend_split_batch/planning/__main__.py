@@ -1,0 +1,8 @@
+"""``python -m vllm_ascend_split_batch.planning``: see `vllm_ascend_split_batch.planning.command`."""
+
+import sys
+
+from vllm_ascend_split_batch.planning.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())
