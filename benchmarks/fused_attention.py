@@ -4,9 +4,10 @@
 
 For each shape, in one process and taking turns: (a) one ``npu_fused_infer_attention_score`` call over the paged cache,
 through the whole operator with its checks, and (b) per request ``index_select`` of its pages and
-``scaled_dot_product_attention`` on them, in the fastest of three forms (enable_gqa, repeated heads, grouped rows). Decode: one query token per request. Prefix: all query tokens of the batch
-as one sequence without mask over a shared prefix (the first stage of cascade attention); (b) is one call for the batch.
-Prefill: one request, causal. Times are the shortest of many, in microseconds; ratio is (a) / (b), below 1 the operator is faster.
+``scaled_dot_product_attention`` on them, as plain CPU tensors and in the fastest of three forms (enable_gqa, repeated
+heads, grouped rows). Decode: one query token per request. Prefix: all query tokens of the batch as one sequence without
+mask over a shared prefix (the first stage of cascade attention); (b) is one call for the batch. Prefill: one request,
+causal. Times are the shortest of many, in microseconds; ratio is (a) / (b), below 1 the operator is faster.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def paired_times(functions: list[Callable[[], Any]], seconds: float) -> list[flo
         function()
     end = time.perf_counter() + seconds
     while len(times[0]) < 5 or (time.perf_counter() < end and len(times[0]) < 400):
-        for function, kept in zip(functions, times):
+        for function, kept in zip(functions, times, strict=True):
             start = time.perf_counter()
             function()
             kept.append((time.perf_counter() - start) * 1e6)
@@ -97,9 +98,7 @@ def case(kind: str, batch: int, keys: int, heads: int, kv_heads: int, size: int,
 
     def repeated(q: Any, k: Any, v: Any) -> Any:
         """Each key-value head repeated for its query heads, as a view."""
-        k, v = (
-            t.unsqueeze(2).expand(-1, -1, heads // kv_heads, -1, -1).reshape(1, heads, -1, size) for t in (k, v)
-        )
+        k, v = (t.unsqueeze(2).expand(-1, -1, heads // kv_heads, -1, -1).reshape(1, heads, -1, size) for t in (k, v))
         return sdpa(q, k, v, scale=scale, is_causal=kind == "prefill")
 
     def enable_gqa(q: Any, k: Any, v: Any) -> Any:
@@ -113,7 +112,7 @@ def case(kind: str, batch: int, keys: int, heads: int, kv_heads: int, size: int,
         expected = per_request(forms["repeated"])().float()
         difference = (fused().cpu().float() - expected).abs().max().item()
         fused_us, *others = paired_times([fused, *(per_request(form) for form in forms.values())], seconds)
-    best = min(zip(others, forms))
+    best = min(zip(others, forms, strict=True))
     return {
         "kind": kind,
         "batch": batch,
@@ -124,7 +123,7 @@ def case(kind: str, batch: int, keys: int, heads: int, kv_heads: int, size: int,
         "fused_us": round(fused_us, 1),
         "gathered_sdpa_us": round(best[0], 1),
         "gathered_sdpa_form": best[1],
-        "gathered_sdpa_all_us": {form: round(us, 1) for form, us in zip(forms, others)},
+        "gathered_sdpa_all_us": {form: round(us, 1) for form, us in zip(forms, others, strict=True)},
         "ratio": round(fused_us / best[0], 3),
         "max_difference": difference,
     }
@@ -147,7 +146,9 @@ def main() -> int:
     shapes = [("decode", b, k) for b in (1, 8, 16, 32) for k in (128, 512, 2048, 8192)]
     shapes += [("prefix", b, k) for b in (8, 16, 32) for k in (2048, 8192)]
     shapes += [("prefill", 1, k) for k in (128, 512, 2048)]
-    print(f"{'form':8} {'batch':>5} {'keys':>5} {'heads':>6} {'D':>4} {'fused us':>10} {'sdpa us':>10} {'ratio':>6}  form")
+    print(
+        f"{'form':8} {'batch':>5} {'keys':>5} {'heads':>6} {'D':>4} {'fused us':>10} {'sdpa us':>10} {'ratio':>6}  form"
+    )
     results = []
     for heads, kv_heads, size in HEADS:
         for kind, batch, keys in shapes:
@@ -159,7 +160,9 @@ def main() -> int:
                 flush=True,
             )
     slower = [r for r in results if r["ratio"] > 1]
-    print(f"slower than gathered pages: {len(slower)} of {len(results)}; worst ratio {max(r['ratio'] for r in results)}")
+    print(
+        f"slower than gathered pages: {len(slower)} of {len(results)}; worst ratio {max(r['ratio'] for r in results)}"
+    )
     if options.out:
         document = {
             "benchmark": "fused_attention",

@@ -1,6 +1,7 @@
 """Prints operator schemas out of a published torch_npu: the library registers them from strings, as they were written.
 
-    python emulator/tools/extract_schemas.py torch_npu-2.10.0.post4-*.whl $(python emulator/tools/extract_schemas.py --names)
+    cd emulator/tools
+    python extract_schemas.py torch_npu-2.10.0.post4-*.whl $(python extract_schemas.py --names)
 
 Takes the wheel or its ``libtorch_npu.so``, and operator names without overload; without names, prints all. ``--names``
 prints the names that are stored now. The file is ``site/torch_npu/schemas/torch_npu-<version>.txt``.
@@ -13,7 +14,9 @@ import re
 import sys
 import zipfile
 
-STORED = pathlib.Path(__file__).parent.parent / "src/torch_npu_emulator/site/torch_npu/schemas/torch_npu-2.10.0.post4.txt"
+STORED = (
+    pathlib.Path(__file__).parent.parent / "src/torch_npu_emulator/site/torch_npu/schemas/torch_npu-2.10.0.post4.txt"
+)
 LIBRARY = "torch_npu/lib/libtorch_npu.so"
 # A printable string that reads: name[.overload](arguments) -> results.
 _SCHEMA = re.compile(rb"[A-Za-z_]\w*(?:\.\w+)?\([^\x00-\x1f\x7f-\xff]*\) ?-> ?[^\x00-\x1f\x7f-\xff]+")

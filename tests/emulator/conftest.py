@@ -2,8 +2,8 @@
 
 The process of this session must not load the emulator (nothing that pytest was started with may depend on it), so the
 files of ``inside/`` are not imported here: a child pytest, started through ``python -m torch_npu_emulator``, collects
-them, and runs those that were selected once the first of them is due. ``python -m torch_npu_emulator -- python -m pytest
-tests/emulator/inside`` runs them directly.
+them, and runs those that were selected once the first of them is due. To run them directly:
+``python -m torch_npu_emulator -- python -m pytest tests/emulator/inside``.
 """
 
 from __future__ import annotations

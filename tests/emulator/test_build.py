@@ -81,7 +81,9 @@ def test_a_failure_is_one_line_and_leaves_nothing(compiler, tmp_path):
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("torch-npu-emulator: the compiler failed: source.cpp:1: error: something is wrong (whole output: ")
+    assert last.startswith(
+        "torch-npu-emulator: the compiler failed: source.cpp:1: error: something is wrong (whole output: "
+    )
     pathlib.Path(last.split("whole output: ")[1].rstrip(")")).unlink()
     assert files(tmp_path / "cache") <= {"npu_backend.lock"}
 
@@ -102,14 +104,14 @@ def test_an_interrupt_leaves_nothing(compiler, tmp_path):
 def test_no_compiler_is_one_line_that_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "made-up-compiler")
     monkeypatch.setenv("NPU_EMU_CACHE", str(tmp_path))
-    with pytest.raises(build.BuildError, match="made-up-compiler was not found.*apt install g\\+\\+"):
+    with pytest.raises(build.BuildError, match=r"made-up-compiler was not found.*apt install g\+\+"):
         build.ensure_backend(lambda line: None)
 
 
 def test_a_cache_folder_that_cannot_be_made(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NPU_EMU_CACHE", str(tmp_path / "file" / "folder"))
-    with pytest.raises(build.BuildError, match="cannot be made .*: set NPU_EMU_CACHE"):
+    with pytest.raises(build.BuildError, match=r"cannot be made .*: set NPU_EMU_CACHE"):
         build.ensure_backend(lambda line: None)
 
 

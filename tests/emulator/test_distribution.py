@@ -40,11 +40,15 @@ class TestSchemas:
     def test_are_found_in_a_library_and_chosen_by_name(self, tmp_path):
         library = tmp_path / "lib.so"
         library.write_bytes(
-            b"\0\x7fELF\0npu_one(Tensor x, int k=1) -> Tensor\0junk\0npu_two.out(Tensor x, Tensor(a!) out) -> Tensor(a!)\0"
+            b"\0\x7fELF\0npu_one(Tensor x, int k=1) -> Tensor\0junk\0"
+            b"npu_two.out(Tensor x, Tensor(a!) out) -> Tensor(a!)\0"
             b"npu_three(Tensor x) -> ()\0not a schema(\0npu_one(Tensor x, int k=1) -> Tensor\0"
         )
         result = subprocess.run(
-            [sys.executable, str(SCRIPT), str(library), "npu_one", "npu_two"], capture_output=True, text=True, check=True
+            [sys.executable, str(SCRIPT), str(library), "npu_one", "npu_two"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert result.stdout.splitlines() == [
             "npu_one(Tensor x, int k=1) -> Tensor",

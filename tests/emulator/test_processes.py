@@ -34,7 +34,16 @@ def settings_module():
 
 class TestSettings:
     def test_defaults(self, monkeypatch):
-        for name in ("DEVICES", "TOTAL_GIB", "FLOAT32_ATTENTION", "DEVICE_LIMITS", "TRITON", "FAULT", "COUNTERS", "OPLOG"):
+        for name in (
+            "DEVICES",
+            "TOTAL_GIB",
+            "FLOAT32_ATTENTION",
+            "DEVICE_LIMITS",
+            "TRITON",
+            "FAULT",
+            "COUNTERS",
+            "OPLOG",
+        ):
             monkeypatch.delenv(f"NPU_EMU_{name}", raising=False)
         settings = settings_module()
         assert (settings.DEVICES, settings.DEVICE_BYTES, settings.TRITON) == (8, 2 << 30, "standin")
@@ -52,7 +61,11 @@ class TestSettings:
             ("NPU_EMU_FLOAT32_ATTENTION", "yes", "NPU_EMU_FLOAT32_ATTENTION='yes': accepted are 0, 1"),
             ("NPU_EMU_DEVICE_LIMITS", "on", "NPU_EMU_DEVICE_LIMITS='on': accepted are 0, 1"),
             ("NPU_EMU_TRITON", "real", "NPU_EMU_TRITON='real': accepted are standin, interpreter"),
-            ("NPU_EMU_FAULT", "lse_shift,typo", r"NPU_EMU_FAULT: unknown fault \['typo'\]; known are fia_uniform_average"),
+            (
+                "NPU_EMU_FAULT",
+                "lse_shift,typo",
+                r"NPU_EMU_FAULT: unknown fault \['typo'\]; known are fia_uniform_average",
+            ),
         ],
     )
     def test_a_value_that_is_not_understood_is_refused(self, monkeypatch, name, value, message):
@@ -86,7 +99,11 @@ def test_counters_and_log_of_a_process_and_its_forked_child(run_emulated, tmp_pa
             print(os.getpid(), process.pid)
     """)
     # One thread: a fork after OpenMP has started its threads is beyond torch itself.
-    env = {"NPU_EMU_COUNTERS": str(tmp_path / "counters"), "NPU_EMU_OPLOG": str(tmp_path / "log"), "OMP_NUM_THREADS": "1"}
+    env = {
+        "NPU_EMU_COUNTERS": str(tmp_path / "counters"),
+        "NPU_EMU_OPLOG": str(tmp_path / "log"),
+        "OMP_NUM_THREADS": "1",
+    }
     result = run_emulated(source, **env)
     assert result.returncode == 0, result.stderr
     parent, child = result.stdout.split()
@@ -207,10 +224,12 @@ def test_the_stand_in_agrees_with_the_hosts_kernel_in_tritons_interpreter(run_em
             starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
             tokens = int(starts[-1])
             # The kernel reads a window of the table: positions of a request go up one by one.
-            positions = torch.cat([torch.arange(n) + int(torch.randint(0, 50, (1,), generator=generator)) for n in lengths])
+            first = torch.randint(0, 50, (len(lengths),), generator=generator).tolist()
+            positions = torch.cat([torch.arange(n) + at for n, at in zip(lengths, first)])
             table = torch.randint(0, 90, (8, columns), generator=generator, dtype=torch.int32)
             results = []
-            for kernel in (host._compute_slot_mapping_kernel, triton_kernels.standin_jit(host._compute_slot_mapping_kernel.fn)):
+            real = host._compute_slot_mapping_kernel
+            for kernel in (real, triton_kernels.standin_jit(real.fn)):
                 slots = torch.full((capacity,), 77, dtype=torch.int32, device="npu")
                 kernel[(len(lengths) + 1,)](
                     tokens, capacity, starts.npu(), positions.npu(), table.npu(), columns, block_size, slots,

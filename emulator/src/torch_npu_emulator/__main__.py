@@ -45,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if not options.print_env and not command:
             parser.print_usage(sys.stderr)
-            return _complain("no command given: put it after '--', as in: -- vllm serve MODEL --enforce-eager", WRONG_USE)
+            return _complain(
+                "no command given: put it after '--', as in: -- vllm serve MODEL --enforce-eager", WRONG_USE
+            )
         env = environment(kernels=not options.no_kernels)
         if options.print_env:
             _print_variables(variables(env), options.format)

@@ -45,7 +45,9 @@ def environment(base: Mapping[str, str] | None = None, *, kernels: bool = True) 
     folders = [str(SITE)]
     if _kernels_wanted(result):
         folders.append(str(SITE_KERNELS))
-    already = [p for p in result.get("PYTHONPATH", "").split(os.pathsep) if p and p not in (str(SITE), str(SITE_KERNELS))]
+    already = [
+        p for p in result.get("PYTHONPATH", "").split(os.pathsep) if p and p not in (str(SITE), str(SITE_KERNELS))
+    ]
     result["PYTHONPATH"] = os.pathsep.join(folders + already)
     result["TORCH_NPU_EMULATOR"] = __version__
     result["NPU_EMU_BACKEND"] = str(ensure_backend())

@@ -15,9 +15,9 @@ def attend(
     visible: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One sequence: query [Tq, N, D], key [Tk, K, D], value [Tk, K, Dv], visible bool [Tq, Tk] -> out [Tq, N, Dv], lse [Tq, N].
+    """One sequence: query [Tq, N, D], key [Tk, K, D], value [Tk, K, Dv], visible bool [Tq, Tk].
 
-    A row that sees nothing: out 0, lse +inf.
+    Returns out [Tq, N, Dv] and lse [Tq, N]. A row that sees nothing: out 0, lse +inf.
     """
     group = query.shape[1] // key.shape[1]
     wide_key = key.double().repeat_interleave(group, 1)

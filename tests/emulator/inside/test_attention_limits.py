@@ -82,11 +82,17 @@ BSND = {
         ({"block_table": torch.zeros(2, 2, dtype=torch.int64)}, "must be two-dimensional int32"),
         ({"block_table": torch.zeros(4, dtype=torch.int32)}, "must be two-dimensional int32"),
         ({"block_table": torch.zeros(3, 2, dtype=torch.int32)}, "has 3 rows for 2 sequences"),
-        ({"block_table": torch.tensor([[0, 1], [0, 5]], dtype=torch.int32)}, "sequence 1 names block 5 as its number 1"),
+        (
+            {"block_table": torch.tensor([[0, 1], [0, 5]], dtype=torch.int32)},
+            "sequence 1 names block 5 as its number 1",
+        ),
         ({"block_table": torch.tensor([[0, -1], [0, 1]], dtype=torch.int32)}, "sequence 0 names block -1"),
         ({"block_size": 64}, "block_size=64, but the cache has 128 tokens in a block"),
         ({"block_size": 0}, "block_size=0, but the cache has 128"),
-        ({**cache(5, 64, 128), "block_size": 64, "actual_seq_lengths_kv": [9, 9]}, "must be a multiple of 128, at most 512"),
+        (
+            {**cache(5, 64, 128), "block_size": 64, "actual_seq_lengths_kv": [9, 9]},
+            "must be a multiple of 128, at most 512",
+        ),
         ({**cache(5, 640, 128), "block_size": 640}, "must be a multiple of 128, at most 512"),
         (
             {**cache(5, 24, 128), "block_size": 24, "actual_seq_lengths": [3, 6], "actual_seq_lengths_kv": [9, 9]},
@@ -110,7 +116,12 @@ BSND = {
         ({"num_heads": 3}, "must have 3 heads"),
         ({"num_heads": 4, "num_key_value_heads": 3, **cache(5, 128, 192)}, "4 query heads are no multiple of 3"),
         (
-            {"query": torch.zeros(6, 65, 64, dtype=torch.bfloat16), "num_heads": 65, "num_key_value_heads": 1, **cache(5, 128, 64)},
+            {
+                "query": torch.zeros(6, 65, 64, dtype=torch.bfloat16),
+                "num_heads": 65,
+                "num_key_value_heads": 1,
+                **cache(5, 128, 64),
+            },
             "at most 64 may share one",
         ),
         (
@@ -165,10 +176,31 @@ BSND = {
         ({**BSND, "sparse_mode": 2}, "sparse_mode=2 needs atten_mask"),
         ({**BSND, "atten_mask": torch.zeros(3, 8, dtype=torch.bool)}, "does not cover a batch of 2, 3 queries, 9 keys"),
         ({**BSND, "atten_mask": torch.zeros(2, 4, 3, 9, dtype=torch.bool)}, "must have 1 as its second dimension"),
-        ({**BSND, "key": torch.zeros(3, 9, 2, 64, dtype=torch.bfloat16), "value": torch.zeros(3, 9, 2, 64, dtype=torch.bfloat16)}, "keys of batch 3 with a query of batch 2"),
-        ({**BSND, "input_layout": "BNSD_BSND", "query": torch.zeros(2, 4, 1, 64, dtype=torch.bfloat16), **{k: torch.zeros(2, 2, 9, 64, dtype=torch.bfloat16) for k in ("key", "value")}}, "BNSD_BSND takes query lengths above 1"),
-        ({**BSND, "block_table": torch.zeros(2, 2, dtype=torch.int32), **cache(5, 2, 128, 64)}, "layout BSND takes a cache of .blocks, block_size"),
-        ({**BSND, "block_table": torch.zeros(2, 2, dtype=torch.int32), **cache(5, 128, 128)}, "a paged cache needs the key lengths"),
+        (
+            {
+                **BSND,
+                "key": torch.zeros(3, 9, 2, 64, dtype=torch.bfloat16),
+                "value": torch.zeros(3, 9, 2, 64, dtype=torch.bfloat16),
+            },
+            "keys of batch 3 with a query of batch 2",
+        ),
+        (
+            {
+                **BSND,
+                "input_layout": "BNSD_BSND",
+                "query": torch.zeros(2, 4, 1, 64, dtype=torch.bfloat16),
+                **{k: torch.zeros(2, 2, 9, 64, dtype=torch.bfloat16) for k in ("key", "value")},
+            },
+            "BNSD_BSND takes query lengths above 1",
+        ),
+        (
+            {**BSND, "block_table": torch.zeros(2, 2, dtype=torch.int32), **cache(5, 2, 128, 64)},
+            "layout BSND takes a cache of .blocks, block_size",
+        ),
+        (
+            {**BSND, "block_table": torch.zeros(2, 2, dtype=torch.int32), **cache(5, 128, 128)},
+            "a paged cache needs the key lengths",
+        ),
     ],
 )
 def test_refused(changes, message):
@@ -188,7 +220,7 @@ def test_float32_is_refused_unless_the_extension_is_on(monkeypatch):
     assert settings.FLOAT32_ATTENTION  # how these tests are started
     call(**changes)
     monkeypatch.setattr(settings, "FLOAT32_ATTENTION", False)
-    with pytest.raises(RuntimeError, match="hardware takes float16 and bfloat16 .NPU_EMU_FLOAT32_ATTENTION=1"):
+    with pytest.raises(RuntimeError, match=r"hardware takes float16 and bfloat16 .NPU_EMU_FLOAT32_ATTENTION=1"):
         call(**changes)
 
 
@@ -206,7 +238,10 @@ def test_a_host_block_table_is_refused():
     [
         ({"learnable_sink": torch.zeros(3, dtype=torch.bfloat16)}, "learnable_sink .3,. must be .4."),
         ({"learnable_sink": torch.zeros(4, dtype=torch.float32)}, "learnable_sink of torch.float32"),
-        ({"learnable_sink": torch.zeros(4, dtype=torch.bfloat16), "return_softmax_lse": True}, "not documented and not modelled"),
+        (
+            {"learnable_sink": torch.zeros(4, dtype=torch.bfloat16), "return_softmax_lse": True},
+            "not documented and not modelled",
+        ),
         ({"query_quant_mode": 3}, "the argument query_quant_mode is not modelled"),
         ({"query_rope": Q}, "the argument query_rope is not modelled"),
         ({"out_dtype": 1}, "the argument out_dtype is not modelled"),
@@ -229,9 +264,21 @@ def test_refused_by_the_second_version(changes, message):
 @pytest.mark.parametrize(
     ("attention", "lse", "message"),
     [
-        (torch.zeros(5, 4, 64, dtype=torch.bfloat16), torch.zeros(6, 4, 1), "out.0. .5, 4, 64. of torch.bfloat16 must be"),
-        (torch.zeros(6, 4, 64), torch.zeros(6, 4, 1), "out.0. .* of torch.float32 must be contiguous .* torch.bfloat16"),
-        (torch.zeros(6, 4, 64, dtype=torch.bfloat16), torch.zeros(1), "out.1. .1,. of torch.float32 must be contiguous"),
+        (
+            torch.zeros(5, 4, 64, dtype=torch.bfloat16),
+            torch.zeros(6, 4, 1),
+            "out.0. .5, 4, 64. of torch.bfloat16 must be",
+        ),
+        (
+            torch.zeros(6, 4, 64),
+            torch.zeros(6, 4, 1),
+            "out.0. .* of torch.float32 must be contiguous .* torch.bfloat16",
+        ),
+        (
+            torch.zeros(6, 4, 64, dtype=torch.bfloat16),
+            torch.zeros(1),
+            "out.1. .1,. of torch.float32 must be contiguous",
+        ),
     ],
 )
 def test_results_that_do_not_fit(attention, lse, message):

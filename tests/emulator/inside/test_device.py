@@ -64,7 +64,9 @@ class TestTensors:
         assert torch.cat(list(parts)).tolist() == list(range(6))
         assert [p.device.type for p in torch.unbind(torch.ones(2, 2, device="npu"))] == ["npu", "npu"]
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.bool])
+    @pytest.mark.parametrize(
+        "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.bool]
+    )
     def test_dtypes_go_there_and_back(self, dtype):
         x = torch.tensor([0, 1, 1, 0]).to(dtype)
         assert torch.equal(x.npu().cpu(), x)
@@ -177,7 +179,7 @@ class TestMemory:
 
     def test_more_than_the_device_has_is_out_of_memory(self):
         before = torch.npu.memory_allocated()
-        with pytest.raises(torch.OutOfMemoryError, match="NPU out of memory. Tried to allocate"):
+        with pytest.raises(torch.OutOfMemoryError, match=r"NPU out of memory. Tried to allocate"):
             torch.empty(settings.DEVICE_BYTES + 1, dtype=torch.uint8, device="npu")
         assert torch.npu.memory_allocated() == before
 
@@ -216,14 +218,14 @@ class TestStreams:
             torch.npu.Event().elapsed_time(end)
 
     def test_waiting_for_a_wrong_thing_is_refused(self):
-        with pytest.raises(TypeError, match="expected a torch.npu.Event, got int"):
+        with pytest.raises(TypeError, match=r"expected a torch.npu.Event, got int"):
             torch.npu.current_stream().wait_event(3)
-        with pytest.raises(TypeError, match="expected a torch.npu.Stream, got Event"):
+        with pytest.raises(TypeError, match=r"expected a torch.npu.Stream, got Event"):
             torch.npu.current_stream().wait_stream(torch.npu.Event())
 
     def test_a_tensor_can_be_recorded_on_a_stream(self):
         torch.ones(1, device="npu").record_stream(torch.npu.current_stream())
-        with pytest.raises(TypeError, match="expected a torch.npu.Stream, got int"):
+        with pytest.raises(TypeError, match=r"expected a torch.npu.Stream, got int"):
             torch.ones(1, device="npu").record_stream(3)
 
 
@@ -271,7 +273,7 @@ class TestGraphsAreRefused:
     def test_the_graph_compiler(self):
         import torchair
 
-        with pytest.raises(NotImplementedError, match="get_npu_backend: .*--enforce-eager"):
+        with pytest.raises(NotImplementedError, match=r"get_npu_backend: .*--enforce-eager"):
             torchair.get_npu_backend()
 
 

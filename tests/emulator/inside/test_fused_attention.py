@@ -33,9 +33,7 @@ def visible(mode: int, queries: int, keys: int, pre: int, nxt: int) -> torch.Ten
     return band(queries, keys, at_end=True, before=pre, after=nxt)
 
 
-def close(
-    actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, tolerance: float | None = None
-) -> None:
+def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, tolerance: float | None = None) -> None:
     tolerance = TOLERANCE[dtype] if tolerance is None else tolerance
     torch.testing.assert_close(actual.cpu().double(), expected.double(), atol=tolerance, rtol=0)
 
@@ -51,7 +49,9 @@ def close_lse(actual: torch.Tensor, expected: torch.Tensor) -> None:
 class Paged:
     """A paged cache with random block ids, and the sequences in it."""
 
-    def __init__(self, lengths, kv_heads, size, block_size, dtype, *, heads_first=False, strided=False, share=0, seed=0):
+    def __init__(
+        self, lengths, kv_heads, size, block_size, dtype, *, heads_first=False, strided=False, share=0, seed=0
+    ):
         generator = torch.Generator().manual_seed(seed)
         needed = [-(-length // block_size) for length in lengths]
         blocks = sum(needed) + 3
@@ -142,10 +142,12 @@ def tnd(
     assert lse.shape == (len(query), heads, 1)
     assert lse.dtype == torch.float32
     begin = 0
-    for i, (queries, keys) in enumerate(zip(query_lengths, kv_lengths)):
+    for i, (queries, keys) in enumerate(zip(query_lengths, kv_lengths, strict=True)):
         rows = slice(begin, begin + queries)
         begin += queries
-        expected, expected_lse = attend(query[rows], *paged.rows(i, keys), scale, visible(mode, queries, keys, pre, nxt))
+        expected, expected_lse = attend(
+            query[rows], *paged.rows(i, keys), scale, visible(mode, queries, keys, pre, nxt)
+        )
         close(attention[rows], expected, dtype, tolerance)
         close_lse(lse[rows, :, 0], expected_lse)
 
@@ -268,7 +270,10 @@ def test_unpaged_tnd_takes_cumulative_key_ends():
 
 
 def test_values_may_be_narrower_than_keys():
-    query, key, value = rand(5, 4, 192, dtype=torch.bfloat16), *(rand(9, 4, n, dtype=torch.bfloat16) for n in (192, 128))
+    query, key, value = (
+        rand(5, 4, 192, dtype=torch.bfloat16),
+        *(rand(9, 4, n, dtype=torch.bfloat16) for n in (192, 128)),
+    )
     out, _ = torch_npu.npu_fused_infer_attention_score(
         query.npu(),
         key.npu(),
@@ -323,7 +328,11 @@ def batched(layout, mode, queries, keys, query_lengths, kv_lengths, dtype, *, pr
         seen = keys if kv_lengths is None else kv_lengths[i % len(kv_lengths)]
         sees = None
         if mask is not None:
-            rows = mask if mask.dim() == 2 and queries > 1 else mask.reshape(mask.shape[0], -1, mask.shape[-1])[i % len(mask)]
+            rows = (
+                mask
+                if mask.dim() == 2 and queries > 1
+                else mask.reshape(mask.shape[0], -1, mask.shape[-1])[i % len(mask)]
+            )
             sees = ~rows.bool()[:own, :seen]
             if mode == 0 and queries > 1:
                 sees = sees & band(own, seen, at_end=False, before=pre, after=nxt)
@@ -360,7 +369,9 @@ def test_with_one_query_the_sparse_mode_and_the_query_lengths_have_no_effect(lay
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint8])
-@pytest.mark.parametrize("shape", [(20, 50), (3, 20, 50), (1, 20, 50), (3, 1, 20, 50), (1, 1, 20, 50), (32, 64)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(20, 50), (3, 20, 50), (1, 20, 50), (3, 1, 20, 50), (1, 1, 20, 50), (32, 64)], ids=str
+)
 @pytest.mark.parametrize("mode", [0, 1])
 def test_explicit_masks(mode, shape, dtype):
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(5)) < 0.5

@@ -29,13 +29,17 @@ class TestAbsentPackages:
             pass
 
         assert module.CONSTANT is not None
-        with pytest.raises(NotImplementedError, match="made_up_package.sub.Thing was called, but made_up_package is not"):
+        with pytest.raises(
+            NotImplementedError, match=r"made_up_package.sub.Thing was called, but made_up_package is not"
+        ):
             Own()
 
     def test_a_call_names_itself(self):
         import made_up_package
 
-        with pytest.raises(NotImplementedError, match="made_up_package.a.b was called, but made_up_package is not installed"):
+        with pytest.raises(
+            NotImplementedError, match=r"made_up_package.a.b was called, but made_up_package is not installed"
+        ):
             made_up_package.a.b(1)
 
     def test_a_package_that_nobody_listed_is_missing_as_ever(self):
@@ -54,7 +58,7 @@ class TestAbsentPackages:
             return x
 
         for function in (bare, with_options):
-            with pytest.raises(NotImplementedError, match="numba.njit was called, but numba is not installed"):
+            with pytest.raises(NotImplementedError, match=r"numba.njit was called, but numba is not installed"):
                 function(1)
 
     def test_a_number_needed_at_import_is_the_true_one(self):
@@ -63,7 +67,9 @@ class TestAbsentPackages:
     def test_installed_packages_are_left_alone(self):
         for finder in sys.meta_path:
             if isinstance(finder, absent_packages._Finder):
-                assert all(importlib.util.find_spec(p).loader is finder for p in finder._packages if p in ("scipy", "numba"))
+                assert all(
+                    importlib.util.find_spec(p).loader is finder for p in finder._packages if p in ("scipy", "numba")
+                )
 
 
 class TestImportHooks:
@@ -149,7 +155,7 @@ class TestTritonStandins:
         def some_other_kernel(n):
             pass
 
-        with pytest.raises(NotImplementedError, match="some_other_kernel has no stand-in.*NPU_EMU_TRITON=interpreter"):
+        with pytest.raises(NotImplementedError, match=r"some_other_kernel has no stand-in.*NPU_EMU_TRITON=interpreter"):
             some_other_kernel[(1,)](3)
         with pytest.raises(RuntimeError, match="launched with a grid"):
             some_other_kernel(3)

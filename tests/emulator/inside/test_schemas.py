@@ -51,7 +51,7 @@ def test_a_wrong_keyword_is_refused():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="the emulated torch_npu .* has no attribute 'npu_made_up'"):
+    with pytest.raises(AttributeError, match=r"the emulated torch_npu .* has no attribute 'npu_made_up'"):
         torch_npu.npu_made_up  # noqa: B018
     assert not hasattr(torch_npu, "npu_made_up")
 

@@ -1,4 +1,4 @@
-"""Norms, activations, rotary embeddings, cache writes, sampling, quantising, merging: against their documented formulas.
+"""Norms, activations, rotary embeddings, cache writes, sampling, quantising, merging: by their documented formulas.
 
 The references here are written in float64 from the formulas, and do not share code with the operators.
 """
@@ -122,7 +122,7 @@ class TestRotaryEmbedding:
         outputs = torch_npu.npu_mrope(
             positions.npu(), query.npu(), key.npu(), cache.npu(), 64, mrope_section=[0, 0, 0], rotary_mode=mode
         )
-        for x, y in zip((query, key), outputs):
+        for x, y in zip((query, key), outputs, strict=True):
             close(y, rotated(x, positions, cache, 64, mode == "half"), dtype)
 
     @pytest.mark.parametrize("neox", [True, False])
@@ -230,12 +230,12 @@ def filtered(row: list[float], k: int | None, p: float | None) -> list[float]:
         top = max(kept)
         weights = [math.exp(x - top) for x in kept]
         total, running, result = sum(weights), 0.0, []
-        for i, (x, weight) in enumerate(zip(kept, weights)):
+        for i, (x, weight) in enumerate(zip(kept, weights, strict=True)):
             running += weight / total
             result.append(-math.inf if running <= 1 - p and i < len(kept) - 1 else x)
         kept = result
     out = [0.0] * len(row)
-    for position, x in zip(order, kept):
+    for position, x in zip(order, kept, strict=True):
         out[position] = x
     return out
 
@@ -257,7 +257,9 @@ class TestSampling:
         assert out.cpu().tolist()[0] == filtered(row, k, p)
 
     def test_ties_with_the_kth_largest_stay(self):
-        out = torch_npu.npu_top_k_top_p(torch.tensor([[1.0, 2.0, 2.0, 0.0]]).npu(), k=torch.ones(1, dtype=torch.int32).npu())
+        out = torch_npu.npu_top_k_top_p(
+            torch.tensor([[1.0, 2.0, 2.0, 0.0]]).npu(), k=torch.ones(1, dtype=torch.int32).npu()
+        )
         assert out.tolist() == [[-math.inf, 2, 2, -math.inf]]
 
     @pytest.mark.parametrize(
@@ -374,9 +376,15 @@ class TestQuantising:
     @pytest.mark.parametrize(
         ("function", "message"),
         [
-            (lambda: torch_npu.npu_dynamic_quant(torch.ones(2, 2).npu()), "input of torch.float32: accepted are float16"),
+            (
+                lambda: torch_npu.npu_dynamic_quant(torch.ones(2, 2).npu()),
+                "input of torch.float32: accepted are float16",
+            ),
             (lambda: torch_npu.npu_dynamic_quant(torch.ones(2).half().npu()), "two dimensions or more"),
-            (lambda: torch_npu.npu_dynamic_quant(torch.ones(2, 2).half().npu(), quant_mode="perchannel"), "not modelled"),
+            (
+                lambda: torch_npu.npu_dynamic_quant(torch.ones(2, 2).half().npu(), quant_mode="perchannel"),
+                "not modelled",
+            ),
             (
                 lambda: torch_npu.npu_quantize(torch.ones(2, 2).npu(), torch.ones(2).npu(), None, torch.quint8, -1),
                 "dtype=13 with div_mode=True is not modelled",

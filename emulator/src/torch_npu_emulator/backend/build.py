@@ -74,11 +74,13 @@ def ensure_backend(report: Callable[[str], None] | None = None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BuildError(f"the cache folder {folder} cannot be made ({error.strerror}): set {CACHE_VARIABLE}") from error
+        raise BuildError(
+            f"the cache folder {folder} cannot be made ({error.strerror}): set {CACHE_VARIABLE}"
+        ) from error
     with filelock.FileLock(target.with_suffix(".lock")):
         if not target.exists():
             say(
-                f"building the emulated NPU backend with {compiler} for torch {torch.version}, about 40 s on two cores, "
+                f"building the emulated NPU backend with {compiler} for torch {torch.version}, about 40 s, "
                 f"once (kept in {folder})"
             )
             start = time.monotonic()
@@ -144,7 +146,7 @@ def _build(torch: Torch, compiler: str, target: Path) -> None:
         objects = [f"{work}/{Path(source).stem}.o" for source in SOURCES]
         compiles = [
             [compiler, *_flags(), *include, "-c", str(_source_folder() / source), "-o", made]
-            for source, made in zip(SOURCES, objects)
+            for source, made in zip(SOURCES, objects, strict=True)
         ]
         _run_all(compiles, work)
         library = f"{work}/npu_backend.so"
@@ -154,7 +156,8 @@ def _build(torch: Torch, compiler: str, target: Path) -> None:
 
 def _run_all(commands: list[list[str]], work: str) -> None:
     """Runs the commands side by side, at most one per core; none outlives an error or an interrupt."""
-    waiting, running = list(commands), []
+    waiting = list(commands)
+    running: list[subprocess.Popen[bytes]] = []
     log_path = f"{work}/compiler.log"
     try:
         with open(log_path, "ab") as log:

@@ -13,22 +13,37 @@ import torch
 # The published version whose operator schemas and names are emulated. The host hashes it into its compile cache key.
 __version__ = "2.10.0.post4"
 
-from torch_npu import emulator  # noqa: E402
-from torch_npu.emulator import counters as _counters, oplog as _oplog  # noqa: E402
-from torch_npu.host import triton_kernels as _triton_kernels  # noqa: E402
-from torch_npu.host import absent_packages as _absent_packages  # noqa: E402
+from torch_npu import emulator
+from torch_npu.emulator import counters as _counters
+from torch_npu.emulator import oplog as _oplog
+from torch_npu.host import absent_packages as _absent_packages
+from torch_npu.host import triton_kernels as _triton_kernels
 
 _absent_packages.install()
 
-from torch_npu import _device, npu  # noqa: E402
+from torch_npu import _C, _collectives, _device, npu, profiler  # noqa: E402
 from torch_npu import ops as _ops  # noqa: E402
-from torch_npu import _C, _collectives, profiler  # noqa: E402
 from torch_npu.host import vllm_ascend as _vllm_ascend  # noqa: E402
 
 _triton_kernels.install()
 _vllm_ascend.install()
 _counters.start()
 _oplog.start()
+
+
+__all__ = [
+    "_C",
+    "Format",
+    "_autoload",
+    "_collectives",
+    "_device",
+    "emulator",
+    "float4_e2m1fn_x2",
+    "float8_e8m0fnu",
+    "hifloat8",
+    "npu",
+    "profiler",
+]
 
 
 def _autoload() -> None:

@@ -59,7 +59,8 @@ def count_launch(name: str) -> None:
 
 def counters() -> dict[str, Any]:
     """The backend's counters since the process started or the last reset."""
-    return json.loads(_library.npu_emulator_counters())
+    counted: dict[str, Any] = json.loads(_library.npu_emulator_counters())
+    return counted
 
 
 def host_alias(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,5 +17,5 @@ def _is_hccl_available() -> bool:
 
 
 if distributed.is_available():
-    torch.distributed.is_hccl_available = _is_hccl_available  # type: ignore[attr-defined]
+    torch.distributed.is_hccl_available = _is_hccl_available
     distributed.Backend.register_backend("hccl", _gloo_group, extended_api=True, devices=["npu", "cpu"])

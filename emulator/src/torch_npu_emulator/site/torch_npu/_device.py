@@ -17,7 +17,7 @@ _record_stream = torch.Tensor.record_stream
 
 
 def _record_npu_stream(tensor: torch.Tensor, stream: Any) -> None:
-    """Memory is in use until its last owner is gone, and nothing runs later than its call: there is nothing to record."""
+    """Memory is in use until its last owner is gone, and nothing runs later than its call: nothing to record."""
     if tensor.device.type != "npu":
         _record_stream(tensor, stream)
         return

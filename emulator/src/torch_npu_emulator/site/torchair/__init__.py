@@ -6,7 +6,9 @@ from typing import NoReturn
 
 
 def _not_modelled(what: str) -> NotImplementedError:
-    return NotImplementedError(f"torchair.{what}: graph compilation is not modelled by the emulated NPU (--enforce-eager)")
+    return NotImplementedError(
+        f"torchair.{what}: graph compilation is not modelled by the emulated NPU (--enforce-eager)"
+    )
 
 
 class CompilerConfig:

@@ -1,8 +1,8 @@
 """Stand-in for the kernel wheel: the reference operators of split_batch_kernels, for the emulated NPU.
 
-Importing it gives ``torch.ops.npu.fa_fp32_stage1`` and ``torch.ops.npu.lse_merge`` kernels for npu tensors. Each call is
-counted and logged like the device's own operators. ``NPU_EMU_DEVICE_LIMITS=1`` enforces what the device build takes (head
-size, page size, dtypes, ...). ``NPU_EMU_KERNELS=none`` leaves the package out.
+Importing it gives ``torch.ops.npu.fa_fp32_stage1`` and ``torch.ops.npu.lse_merge`` kernels for npu tensors. Each call
+is counted and logged like the device's own operators. ``NPU_EMU_DEVICE_LIMITS=1`` enforces what the device build takes
+(head size, page size, dtypes, ...). ``NPU_EMU_KERNELS=none`` leaves the package out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 if os.environ.get("NPU_EMU_KERNELS", "reference") == "none":
-    raise ModuleNotFoundError("No module named 'ascend_kernel' (left out by NPU_EMU_KERNELS=none)", name="ascend_kernel")
+    raise ModuleNotFoundError(
+        "No module named 'ascend_kernel' (left out by NPU_EMU_KERNELS=none)", name="ascend_kernel"
+    )
 
 import split_batch_kernels
 import torch

@@ -13,8 +13,8 @@
 * launches: operators that reach the device, by name with overload. Views, allocations and copies are none.
 * kv_bytes: keys and values that attention reads, each sequence its own once per call; by token, and by whole page.
 * copies: by direction. Reading one number (``item()``, ``_local_scalar_dense``) is a copy to the host.
-* synchronizes: calls of ``synchronize`` on device, stream or event. implicit_synchronizes: operators that wait for device
-  data without being asked to (nonzero, boolean indexing, ...).
+* synchronizes: calls of ``synchronize`` on device, stream or event. implicit_synchronizes: operators that wait for
+  device data without being asked to (nonzero, boolean indexing, ...).
 * memory: bytes, of all devices of the process. The other numbers start again at zero with ``reset()``; these do not.
 
 With ``NPU_EMU_COUNTERS=FOLDER`` the process writes ``FOLDER/<pid>.json`` twice a second, when something changed,
@@ -113,7 +113,9 @@ def start() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise settings.SettingError(f"NPU_EMU_COUNTERS={folder}: the folder cannot be made ({error.strerror})") from error
+        raise settings.SettingError(
+            f"NPU_EMU_COUNTERS={folder}: the folder cannot be made ({error.strerror})"
+        ) from error
     background.Repeated(lambda: _write(folder), _begin_anew)
 
 

@@ -27,7 +27,9 @@ class AbsentPackageError(NotImplementedError):
 
     def __init__(self, name: str) -> None:
         package = name.split(".")[0]
-        super().__init__(f"{name} was called, but {package} is not installed (the emulated NPU lets it be imported only)")
+        super().__init__(
+            f"{name} was called, but {package} is not installed (the emulated NPU lets it be imported only)"
+        )
 
 
 class _Name:

@@ -109,8 +109,8 @@ def _serve_interpreter(triton_utils: types.ModuleType) -> None:
     import triton
     import triton.language
 
-    triton_utils.triton = triton
-    triton_utils.tl = triton.language
+    triton_utils.triton = triton  # type: ignore[attr-defined]
+    triton_utils.tl = triton.language  # type: ignore[attr-defined]
 
 
 def _run_on_host(interpreter: types.ModuleType) -> None:

@@ -66,7 +66,7 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    return _backend().current_device()
+    return int(_backend().current_device())
 
 
 def set_device(device: Any) -> None:

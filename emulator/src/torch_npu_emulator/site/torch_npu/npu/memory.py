@@ -9,11 +9,11 @@ from torch_npu.npu.devices import _backend, index_of
 
 
 def memory_allocated(device: Any = None) -> int:
-    return _backend().allocated(index_of(device))
+    return int(_backend().allocated(index_of(device)))
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    return _backend().peak(index_of(device))
+    return int(_backend().peak(index_of(device)))
 
 
 memory_reserved = memory_allocated
@@ -49,7 +49,9 @@ def empty_cache() -> None:
 
 class _NotModelled:
     def __init__(self, *args: object, **kwargs: object) -> None:
-        raise NotImplementedError(f"torch.npu.memory.{type(self).__name__} (sleep mode) is not modelled by the emulated NPU")
+        raise NotImplementedError(
+            f"torch.npu.memory.{type(self).__name__} (sleep mode) is not modelled by the emulated NPU"
+        )
 
 
 class NPUPluggableAllocator(_NotModelled):

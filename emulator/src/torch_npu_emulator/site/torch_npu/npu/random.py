@@ -20,7 +20,7 @@ manual_seed_all = manual_seed
 
 
 def initial_seed() -> int:
-    return torch.default_generator.initial_seed()
+    return int(torch.default_generator.initial_seed())
 
 
 def get_rng_state(device: Any = "npu") -> torch.Tensor:

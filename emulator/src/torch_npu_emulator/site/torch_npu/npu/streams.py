@@ -29,7 +29,7 @@ class Stream:
 
     @property
     def device_index(self) -> int:
-        return self.device.index
+        return int(self.device.index)
 
     def wait_stream(self, stream: Stream) -> None:
         _expect(stream, Stream)

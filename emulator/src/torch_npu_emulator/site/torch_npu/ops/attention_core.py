@@ -18,7 +18,7 @@ LOG2_E = 1.4426950408889634
 class Sequence:
     """One sequence: rows of the query and the keys it reads, as indices into the views of `Call`.
 
-    Without a block table, keys are rows ``kv_begin ...`` of batch ``kv_batch``; with one, ``kv_batch`` is its row there.
+    Without a block table, keys are rows ``kv_begin ...`` of batch ``kv_batch``; with one, ``kv_batch`` is a row of it.
     """
 
     query_batch: int
@@ -34,8 +34,8 @@ class Call:
     """Views ``[batch, row, head, channel]`` of the tensors, the sequences, and which keys a query sees.
 
     Query i of a sequence sees the keys from ``i + offset - before`` to ``i + offset + after``; ``offset`` is
-    ``kv_length - query_length`` where ``aligned_at_end``, else 0. Of those it does not see what ``mask [batch, row, key]``
-    marks. ``block_size`` 0: not paged.
+    ``kv_length - query_length`` where ``aligned_at_end``, else 0. Of those it does not see what
+    ``mask [batch, row, key]`` marks. ``block_size`` 0: not paged.
     """
 
     op: str

@@ -47,7 +47,9 @@ def check_heads(op: str, layout: str, heads: int, kv_heads: int, size: int, valu
         if (size, value_size) not in ((64, 64), (128, 128), (192, 128), (192, 192)):
             raise RuntimeError(f"{op}: layout TND without grouped heads: head size {size} must be 64, 128 or 192")
     elif size != value_size or size > 256:
-        raise RuntimeError(f"{op}: layout TND with grouped heads: head size {size} must be at most 256, as that of values")
+        raise RuntimeError(
+            f"{op}: layout TND with grouped heads: head size {size} must be at most 256, as that of values"
+        )
 
 
 def check_inner_precise(op: str, layout: str, value: int, query_length: int, dtype: torch.dtype, grouped: bool) -> None:
@@ -55,7 +57,9 @@ def check_inner_precise(op: str, layout: str, value: int, query_length: int, dty
         raise RuntimeError(f"{op}: inner_precise={value}: accepted are 0 to 3")
     if layout == "TND":
         if value != 0 and (grouped or dtype != torch.float16 or value != 1):
-            raise RuntimeError(f"{op}: inner_precise={value}: layout TND takes 0 (float16 without grouped heads: 0 or 1)")
+            raise RuntimeError(
+                f"{op}: inner_precise={value}: layout TND takes 0 (float16 without grouped heads: 0 or 1)"
+            )
     elif query_length == 1 and value > 1:
         raise RuntimeError(f"{op}: inner_precise={value}: a query length of 1 takes 0 and 1")
 
@@ -97,12 +101,13 @@ def check_block_table(
     for i, length in enumerate(kv_lengths):
         if length > capacity:
             raise RuntimeError(
-                f"{op}: sequence {i} has {length} keys, its row of block_table holds {table.shape[1]} blocks of {block_size}"
+                f"{op}: sequence {i} has {length} keys, its row of block_table holds "
+                f"{table.shape[1]} blocks of {block_size}"
             )
 
 
 def check_cache(op: str, layout: str, key: torch.Tensor, value: torch.Tensor, kv_heads: int) -> None:
-    """The paged cache: [blocks, block_size, heads * D], or, for layouts TND and BNSD, [blocks, heads, block_size, D]."""
+    """The paged cache: [blocks, block_size, heads * D]; for TND and BNSD also [blocks, heads, block_size, D]."""
     if key.shape != value.shape:
         raise RuntimeError(f"{op}: key cache {tuple(key.shape)} and value cache {tuple(value.shape)} must be alike")
     if key.dim() == 3:

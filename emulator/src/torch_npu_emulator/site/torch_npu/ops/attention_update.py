@@ -14,8 +14,8 @@ def npu_attention_update(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Merges 1 to 16 partial results: ``lse_i [rows]`` float32, natural logarithm; ``out_i [rows, D]``.
 
-    ``m = max lse_i``, ``L = m + log(sum exp(lse_i - m))``, ``out = sum out_i exp(lse_i - L)``, as the operator's document
-    gives it: a row whose lse_i are all -inf, or one of which is +inf, becomes NaN. ``L`` is returned for
+    ``m = max lse_i``, ``L = m + log(sum exp(lse_i - m))``, ``out = sum out_i exp(lse_i - L)``, as the operator's
+    document gives it: a row whose lse_i are all -inf, or one of which is +inf, becomes NaN. ``L`` is returned for
     ``update_type`` 1; for 0 there is no second result.
     """
     op = "npu_attention_update"
@@ -28,7 +28,7 @@ def npu_attention_update(
         raise RuntimeError(f"{op}: local_out {tuple(first.shape)} must be [rows, D], D a multiple of 8 up to 512")
     if first.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise RuntimeError(f"{op}: local_out of {first.dtype}: accepted are float32, float16, bfloat16")
-    for one_lse, one_out in zip(lse, local_out):
+    for one_lse, one_out in zip(lse, local_out, strict=True):
         if one_out.shape != first.shape or one_out.dtype != first.dtype:
             raise RuntimeError(f"{op}: the tensors of local_out must be alike")
         if one_lse.shape != first.shape[:1] or one_lse.dtype != torch.float32:

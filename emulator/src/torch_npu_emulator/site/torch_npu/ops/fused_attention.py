@@ -83,17 +83,17 @@ def _sequences(
         if kv_lengths is None or len(kv_lengths) != len(ends):
             given = "none" if kv_lengths is None else len(kv_lengths)
             raise RuntimeError(f"{op}: layout TND needs as many key lengths as query lengths: {len(ends)}, got {given}")
-        spans = list(zip([0, *ends[:-1]], ends))
+        spans = list(zip([0, *ends[:-1]], ends, strict=True))
         if paged:
             _check_not_negative(op, kv_lengths)
             return [Sequence(0, a, b - a, i, 0, kv_lengths[i]) for i, (a, b) in enumerate(spans)]
-        kv_spans = list(zip([0, *kv_lengths[:-1]], kv_lengths))
+        kv_spans = list(zip([0, *kv_lengths[:-1]], kv_lengths, strict=True))
         for i, (a, b) in enumerate(kv_spans):
             if b < a:
                 raise RuntimeError(f"{op}: key ends must not decrease: number {i} is {b} after {a}")
         if kv_lengths[-1] > keys.shape[1]:
             raise RuntimeError(f"{op}: the last key end is {kv_lengths[-1]}, there are {keys.shape[1]} keys")
-        return [Sequence(0, a, b - a, 0, c, d - c) for (a, b), (c, d) in zip(spans, kv_spans)]
+        return [Sequence(0, a, b - a, 0, c, d - c) for (a, b), (c, d) in zip(spans, kv_spans, strict=True)]
     # A query length of 1 takes no query lengths: the argument has no effect then.
     lengths = [rows] * batch if rows == 1 else _per_batch(op, "query lengths", query_lengths, batch, rows)
     if paged:
@@ -142,7 +142,9 @@ def _visibility(
         call.after = 0
         if sparse_mode == 4:
             if pre_tokens + next_tokens < 0:
-                raise RuntimeError(f"{op}: sparse_mode=4: pre_tokens {pre_tokens} + next_tokens {next_tokens} is negative")
+                raise RuntimeError(
+                    f"{op}: sparse_mode=4: pre_tokens {pre_tokens} + next_tokens {next_tokens} is negative"
+                )
             call.before, call.after = min(pre_tokens, UNLIMITED), min(next_tokens, UNLIMITED)
     elif mask is not None:
         call.mask = _explicit_mask(op, mask, batch, rows, keys)
@@ -196,7 +198,9 @@ def _prepare(
 ) -> Call:
     """Checks the arguments against the documented limits; returns the call without its results' memory."""
     if layout not in limits.LAYOUTS:
-        raise NotImplementedError(f"{op}: input_layout={layout!r} is not modelled; modelled are {', '.join(limits.LAYOUTS)}")
+        raise NotImplementedError(
+            f"{op}: input_layout={layout!r} is not modelled; modelled are {', '.join(limits.LAYOUTS)}"
+        )
     kv_heads = kv_heads or heads
     if heads < 1 or kv_heads < 1:
         raise RuntimeError(f"{op}: {heads} query heads and {kv_heads} key-value heads")
@@ -254,7 +258,7 @@ def _with_contiguous_channels(tensor: torch.Tensor) -> torch.Tensor:
 
 def _covers_all_rows(call: Call) -> bool:
     """Whether every query row belongs to a sequence, so that it will be written."""
-    return sum(s.query_length for s in call.sequences) == call.query.shape[0] * call.query.shape[1]
+    return sum(s.query_length for s in call.sequences) == int(call.query.shape[0] * call.query.shape[1])
 
 
 def _attention(op: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **arguments: Any) -> Any:
@@ -277,7 +281,8 @@ def _attention_out(
     shape = _output_shape(call.layout, call.query, call.value.shape[3])
     if list(attention.shape) != shape or attention.dtype != query.dtype or not attention.is_contiguous():
         raise RuntimeError(
-            f"{op}.out: out[0] {tuple(attention.shape)} of {attention.dtype} must be contiguous {shape} of {query.dtype}"
+            f"{op}.out: out[0] {tuple(attention.shape)} of {attention.dtype} must be contiguous "
+            f"{shape} of {query.dtype}"
         )
     with_lse = arguments["with_lse"]
     lse_shape = _lse_shape(call.layout, call.query)
@@ -362,8 +367,8 @@ def _v2_arguments(
     **others: Any,
 ) -> dict[str, Any]:
     """The second version renames arguments of the first and adds the sink."""
-    shared = ("atten_mask", "block_table", "pre_tokens", "next_tokens", "input_layout", "num_key_value_heads")
-    shared += ("sparse_mode", "inner_precise", "block_size")
+    shared = {"atten_mask", "block_table", "pre_tokens", "next_tokens", "input_layout", "num_key_value_heads"}
+    shared |= {"sparse_mode", "inner_precise", "block_size"}
     kept = {name: others.pop(name) for name in shared if name in others}
     _refuse_others(op, others, _V2_DEFAULTS)
     arguments = _v1_arguments(

@@ -10,14 +10,20 @@ from torch_npu.ops.norm import add_rms_norm
 # Those the dense path calls or for which the host registers a shape function. The others are undefined, as in a host
 # built without them.
 SCHEMAS = (
-    "npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6) "
-    "-> (Tensor y, Tensor rstd, Tensor x)",
-    "get_masked_input_and_mask(Tensor input, int org_vocab_start_index, int org_vocab_end_index, "
-    "int num_org_vocab_padding, int added_vocab_start_index, int added_vocab_end_index) "
-    "-> (Tensor masked_input, Tensor mask)",
+    (
+        "npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6) "
+        "-> (Tensor y, Tensor rstd, Tensor x)"
+    ),
+    (
+        "get_masked_input_and_mask(Tensor input, int org_vocab_start_index, int org_vocab_end_index, "
+        "int num_org_vocab_padding, int added_vocab_start_index, int added_vocab_end_index) "
+        "-> (Tensor masked_input, Tensor mask)"
+    ),
     "bgmv_expand(Tensor! x, Tensor! weight, Tensor! indices, Tensor! y, int slice_offset, int slice_size) -> Tensor",
-    "sgmv_expand(Tensor! x, Tensor! weight, Tensor! lora_indices, Tensor! seq_len, Tensor! y, int slice_offset, "
-    "int slice_size) -> Tensor",
+    (
+        "sgmv_expand(Tensor! x, Tensor! weight, Tensor! lora_indices, Tensor! seq_len, Tensor! y, int slice_offset, "
+        "int slice_size) -> Tensor"
+    ),
     "device_print(str msg) -> ()",
     "device_print_tensor(Tensor tensor) -> ()",
 )

@@ -15,7 +15,8 @@ def _write(op: str, source: torch.Tensor, cache: torch.Tensor, slots: torch.Tens
     """
     if cache.dim() != 4 or source.dim() != 3 or cache.shape[2:] != source.shape[1:]:
         raise RuntimeError(
-            f"{op}: rows {tuple(source.shape)} do not fit a cache {tuple(cache.shape)} of [blocks, block_size, heads, D]"
+            f"{op}: rows {tuple(source.shape)} do not fit a cache {tuple(cache.shape)} "
+            "of [blocks, block_size, heads, D]"
         )
     if source.dtype != cache.dtype:
         raise RuntimeError(f"{op}: rows of {source.dtype} for a cache of {cache.dtype}")

@@ -29,9 +29,7 @@ def _meta_rms_norm(
 
 
 @emulates("npu_rms_norm", meta=_meta_rms_norm)
-def npu_rms_norm(
-    input: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
-) -> tuple[torch.Tensor, torch.Tensor]:
+def npu_rms_norm(input: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6) -> tuple[torch.Tensor, torch.Tensor]:
     return rms_norm(input, gamma, epsilon)
 
 

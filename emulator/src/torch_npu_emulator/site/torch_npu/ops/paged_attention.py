@@ -29,7 +29,7 @@ def _npu_paged_attention(
     *,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """query ``[B, N, D]``, caches ``[blocks, block_size, K, D]``, block_table ``[B, columns]`` int32, out ``[B, N, D]``.
+    """query and out ``[B, N, D]``, caches ``[blocks, block_size, K, D]``, block_table ``[B, columns]`` int32.
 
     context_lens ``[B]`` int32 may be a host tensor: the library reads it on the host.
     """
@@ -44,7 +44,8 @@ def _npu_paged_attention(
     limits.check_heads(OP, "paged", num_heads, num_kv_heads, query.shape[2], value_cache.shape[3])
     if context_lens.dtype != torch.int32 or context_lens.shape != query.shape[:1]:
         raise RuntimeError(
-            f"{OP}: context_lens {tuple(context_lens.shape)} of {context_lens.dtype} must be [{query.shape[0]}] of int32"
+            f"{OP}: context_lens {tuple(context_lens.shape)} of {context_lens.dtype} must be "
+            f"[{query.shape[0]}] of int32"
         )
     if out.shape != query.shape or out.dtype != query.dtype or out.stride(-1) != 1:
         raise RuntimeError(f"{OP}: out {tuple(out.shape)} of {out.dtype} must be like the query {tuple(query.shape)}")

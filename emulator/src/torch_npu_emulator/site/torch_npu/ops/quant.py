@@ -75,9 +75,9 @@ def npu_dynamic_quant(
     return _dynamic_quant(input.float() * smooth_scales.float())
 
 
-def _meta_add_rms_norm_dynamic_quant(x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, **kwargs: object) -> tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
-]:
+def _meta_add_rms_norm_dynamic_quant(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, **kwargs: object
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     (y1, scale1), (y2, scale2) = _meta_dynamic_quant(x1), _meta_dynamic_quant(x1)
     return y1, y2, torch.empty_like(x1), scale1, scale2
 

@@ -41,7 +41,8 @@ def _check(op: str, positions: torch.Tensor, cos_sin_cache: torch.Tensor, head_s
     for x in xs:
         if x.shape[0] != positions.shape[0] or x.shape[1:].numel() % head_size:
             raise RuntimeError(
-                f"{op}: query or key {tuple(x.shape)} does not fit {positions.shape[0]} positions of heads of {head_size}"
+                f"{op}: query or key {tuple(x.shape)} does not fit {positions.shape[0]} positions "
+                f"of heads of {head_size}"
             )
 
 
@@ -80,16 +81,19 @@ def npu_mrope(
         raise RuntimeError(f"npu_mrope: cache_mode={cache_mode!r}: without sections it must be 'default'")
     if not query.dtype == key.dtype == cos_sin_cache.dtype:
         raise RuntimeError(
-            f"npu_mrope: query of {query.dtype}, key of {key.dtype}, cos_sin_cache of {cos_sin_cache.dtype} must be alike"
+            f"npu_mrope: query of {query.dtype}, key of {key.dtype}, cos_sin_cache of {cos_sin_cache.dtype} "
+            "must be alike"
         )
     step = 16 if query.dtype == torch.float32 else 32
     if head_size % step or cos_sin_cache.shape[-1] % step:
         raise RuntimeError(
-            f"npu_mrope: head_size {head_size} and the cache's width {cos_sin_cache.shape[-1]} must be multiples of {step} "
-            f"for {query.dtype}"
+            f"npu_mrope: head_size {head_size} and the cache's width {cos_sin_cache.shape[-1]} "
+            f"must be multiples of {step} for {query.dtype}"
         )
     if query.dim() != 2 or key.dim() != 2:
-        raise RuntimeError(f"npu_mrope: query {tuple(query.shape)} and key {tuple(key.shape)} must be [tokens, heads * D]")
+        raise RuntimeError(
+            f"npu_mrope: query {tuple(query.shape)} and key {tuple(key.shape)} must be [tokens, heads * D]"
+        )
     _check("npu_mrope", positions, cos_sin_cache, head_size, query, key)
     half = rotary_mode == "half"
     return (

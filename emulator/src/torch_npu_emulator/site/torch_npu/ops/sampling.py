@@ -8,9 +8,7 @@ from torch_npu.ops.registry import emulates
 
 
 @emulates("npu_top_k_top_p", meta=lambda logits, *args, **kwargs: torch.empty_like(logits))
-def npu_top_k_top_p(
-    logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None
-) -> torch.Tensor:
+def npu_top_k_top_p(logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None) -> torch.Tensor:
     """``logits [B, V]`` with -inf for what top-k and then top-p leave out; ``p [B]``, ``k [B]``.
 
     In ascending order: values below the k-th largest go; then the smallest values whose cumulated probability (of the
