@@ -99,6 +99,8 @@ def environment(extra: dict[str, str]) -> dict[str, str]:
     import torch_npu_emulator
 
     base = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "NPU_EMU_"))}
+    # An installed wheel has its bytecode; an editable install gets it at the first import, unless this forbids it.
+    base.pop("PYTHONDONTWRITEBYTECODE", None)
     return dict(torch_npu_emulator.environment(base | extra))
 
 
