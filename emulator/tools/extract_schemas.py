@@ -3,7 +3,7 @@
     cd emulator/tools
     python extract_schemas.py torch_npu-2.10.0.post4-*.whl $(python extract_schemas.py --names)
 
-Takes the wheel or its ``libtorch_npu.so``, and operator names without overload; without names, prints all. ``--names``
+Takes the wheel or one of its libraries, and operator names without overload; without names, prints all. ``--names``
 prints the names that are stored now. The file is ``site/torch_npu/schemas/torch_npu-<version>.txt``.
 """
 
@@ -17,7 +17,6 @@ import zipfile
 STORED = (
     pathlib.Path(__file__).parent.parent / "src/torch_npu_emulator/site/torch_npu/schemas/torch_npu-2.10.0.post4.txt"
 )
-LIBRARY = "torch_npu/lib/libtorch_npu.so"
 # A printable string that reads: name[.overload](arguments) -> results.
 _SCHEMA = re.compile(rb"[A-Za-z_]\w*(?:\.\w+)?\([^\x00-\x1f\x7f-\xff]*\) ?-> ?[^\x00-\x1f\x7f-\xff]+")
 
@@ -26,11 +25,13 @@ def schemas_in(path: pathlib.Path) -> list[str]:
     """All schemas in a wheel or a library, sorted, each once."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            data = archive.read(LIBRARY)
+            # Two libraries register operators: the package's own one and that of the ATB operators.
+            libraries = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
     else:
-        data = path.read_bytes()
-    found = {s.decode() for s in data.split(b"\0") if _SCHEMA.fullmatch(s)}
-    return sorted(found)
+        libraries = [path.read_bytes()]
+    strings = (s for library in libraries for s in library.split(b"\0"))
+    # Named dimensions (one overload) are no type that torch.library can define.
+    return sorted({s.decode() for s in strings if _SCHEMA.fullmatch(s) and b"Dimname" not in s})
 
 
 def name_of(schema: str) -> str:
