@@ -19,7 +19,7 @@ def capture_sizes(settings: HostSettings) -> tuple[int, ...]:
     Raises:
         HostFailure: the host refuses these settings at start-up.
     """
-    if settings.enforce_eager or settings.graph_mode is GraphMode.NONE:
+    if settings.mode_in_force is GraphMode.NONE:
         return ()
     sizes = _configured(settings)
     if settings.tensor_parallel_size > 1 and settings.aligns_capture_sizes:

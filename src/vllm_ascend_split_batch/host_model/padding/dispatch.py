@@ -38,16 +38,15 @@ class GraphDispatch:
     Args:
         settings: of the engine.
         ladder: its capture sizes in tokens, ascending.
-        graph_mode: the mode in force where it differs from the configured one.
 
     Raises:
         HostFailure: a decode graph's size is no multiple of the uniform query length.
     """
 
-    def __init__(self, settings: HostSettings, ladder: Iterable[int], graph_mode: GraphMode | None = None) -> None:
+    def __init__(self, settings: HostSettings, ladder: Iterable[int]) -> None:
         self._settings = settings
         self._ladder = tuple(ladder)
-        self._mode = settings.graph_mode if graph_mode is None else graph_mode
+        self._mode = settings.mode_in_force
         self._lora_counts = _captured_lora_counts(settings)
         self.keys: dict[RuntimeMode, frozenset[Descriptor]] = {
             RuntimeMode.PIECEWISE: frozenset(),

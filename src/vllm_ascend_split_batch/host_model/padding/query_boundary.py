@@ -69,7 +69,7 @@ def pad_query_ends(
         HostFailure: more requests than the graph has, or other than it has in a mixed batch.
     """
     ends = tuple(query_ends)
-    one_full_graph = settings.graph_mode is GraphMode.FULL
+    one_full_graph = settings.mode_in_force is GraphMode.FULL
     rows = len(ends)
     if graph_requests is not None and not (one_full_graph and mode is RuntimeMode.FULL):
         rows = graph_requests

@@ -14,7 +14,7 @@ class HostSettings:
 
     Attributes:
         release: the host.
-        graph_mode: configured `cudagraph_mode`.
+        graph_mode: `cudagraph_mode`, as the attention backend allows it.
         max_num_seqs: most requests of a step.
         max_num_batched_tokens: most tokens of a step.
         num_speculative_tokens: draft tokens per request, 0 without speculative decoding.
@@ -73,6 +73,11 @@ class HostSettings:
     def uniform_query_length(self) -> int:
         """Tokens of each request in a uniform decode batch."""
         return 1 + self.num_speculative_tokens
+
+    @property
+    def mode_in_force(self) -> GraphMode:
+        """The graph mode, which the host resets where graphs are off altogether."""
+        return GraphMode.NONE if self.enforce_eager else self.graph_mode
 
     @property
     def rounds_tokens(self) -> bool:

@@ -159,8 +159,6 @@ class StepPadding:
     def _dispatch(
         self, batch: Batch, num_tokens: int, allowed: frozenset[RuntimeMode]
     ) -> tuple[RuntimeMode, Descriptor]:
-        if self.settings.enforce_eager:
-            return RuntimeMode.NONE, Descriptor(num_tokens)
         return self.graphs.dispatch(
             num_tokens,
             uniform=self.is_uniform_decode(batch),
