@@ -23,6 +23,8 @@ from torch_npu import _backend
 from torch_npu.emulator import counters, oplog, settings
 
 __emulated__ = True
+#: Whether calls beyond the device build's limits are refused here; a user of the wheel asks before it relies on more.
+ENFORCES_DEVICE_LIMITS: bool = settings.DEVICE_LIMITS
 
 
 def _adapt(op: str, implementation: Callable[..., Any]) -> Callable[..., Any]:
