@@ -33,7 +33,7 @@ import vllm_ascend.utils as ascend_utils
 from vllm.config import CompilationConfig, CUDAGraphMode, VllmConfig
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.utils import CpuGpuBuffer
-from vllm_ascend.attention.attention_v1 import AscendAttentionMetadataBuilder
+from vllm_ascend.attention import attention_v1
 from vllm_ascend.worker import model_runner_v1
 from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
@@ -42,6 +42,8 @@ from vllm_ascend_split_batch.host_model.padding import Batch, HostRelease, HostS
 
 FAILURES = (AssertionError, ValueError)
 FAILED = "failure"
+# Before 0.27 the host cuts its ladder in the middle of a function that needs a whole engine.
+LADDER_FUNCTION = getattr(ascend_platform, "_setup_compile_backend", None)
 
 
 def borrowed(owner: type, *names: str) -> dict[str, Any]:
@@ -76,6 +78,7 @@ Runner = type(
         "_pad_query_start_loc_for_fia",
         "_sync_metadata_across_dp",
         "_check_and_update_cudagraph_mode",
+        "_should_align_cudagraph_capture_sizes",
         "use_dcp",
     ),
 )
@@ -89,6 +92,8 @@ def config(settings: HostSettings, ladder: tuple[int, ...] | None = None) -> Any
             num_speculative_tokens=settings.num_speculative_tokens,
             uses_dynamic_speculative_decoding=lambda: False,
             use_eagle=lambda: False,
+            parallel_drafting=False,
+            method="ngram",
             uses_extract_hidden_states=lambda: False,
         )
     lora = None
@@ -176,6 +181,7 @@ def runner(settings: HostSettings, ladder: tuple[int, ...]) -> Any:
         uniform_decode_query_len=settings.uniform_query_length,
         max_num_reqs=settings.max_num_seqs,
         dcp_size=settings.decode_context_parallel_size,
+        pcp_size=1,  # prefill context parallelism, in 0.23 alone
         dp_size=settings.data_parallel_size,
         dp_rank=0,
         query_start_loc=query_start_loc,
@@ -269,6 +275,7 @@ def attention(host: Any, settings: HostSettings, batch: Batch, mode: Any, descri
     common = SimpleNamespace(
         num_reqs=rows,
         num_actual_tokens=batch.num_tokens,
+        query_start_loc=buffer.gpu[: rows + 1],
         query_start_loc_cpu=buffer.cpu[: rows + 1],
         block_table_tensor=table[:rows],
         _seq_lens_cpu=lengths[:rows],
@@ -276,11 +283,15 @@ def attention(host: Any, settings: HostSettings, batch: Batch, mode: Any, descri
         seq_lens=lengths[:rows],
         slot_mapping=torch.zeros(descriptor.num_tokens, dtype=torch.int32),
         attn_state=None,
+        kvcomp_metadata=None,
         causal=True,
         max_query_len=max(batch.scheduled_tokens),
     )
     builder = SimpleNamespace(
         pcp_enabled=False,
+        decode_threshold=1,
+        speculative_config=host.speculative_config,
+        vllm_config=host.vllm_config,
         device="cpu",
         kv_cache_spec=None,
         model_config=SimpleNamespace(runner_type="generate"),
@@ -289,7 +300,9 @@ def attention(host: Any, settings: HostSettings, batch: Batch, mode: Any, descri
         _split_decodes_and_prefills=lambda *_: (0, 0, 0, 0),
         _build_backend_metadata=lambda *_, **__: {},
     )
-    built = AscendAttentionMetadataBuilder.build(builder, 0, common)
+    # Which rows are decodes is another matter, and until 0.23 a function of the builder's module.
+    with mock.patch.object(attention_v1, "split_decodes_and_prefills", return_value=(0, 0, 0, 0)):
+        built = attention_v1.AscendAttentionMetadataBuilder.build(builder, 0, common)
     return [
         built.actual_seq_lengths_q,
         built.seq_lens_list,
@@ -387,7 +400,7 @@ def answer_ladder(case: LadderCase) -> Any:
         with mock.patch.object(ascend_platform, "get_current_hardware_profile", return_value=profile):
             ascend_platform.NPUPlatform.apply_config_platform_defaults(vllm_config)
             vllm_config._set_cudagraph_sizes()
-            ascend_platform._setup_compile_backend(
+            LADDER_FUNCTION(
                 vllm_config,
                 "backend",
                 enable_shared_expert_dp=settings.shared_expert_data_parallel,
@@ -448,7 +461,7 @@ def main(release: str, seed: str, *counts_and_result: str) -> None:
             "steps": [answer_step(case) for case in cases.steps],
             "boundaries": [answer_boundary(case) for case in cases.boundaries],
             "ranks": [answer_ranks(case) for case in cases.ranks],
-            "ladders": [answer_ladder(case) for case in cases.ladders],
+            "ladders": [answer_ladder(case) for case in cases.ladders] if LADDER_FUNCTION else None,
             "skips": [answer_skip(case) for case in cases.skips],
         }
     Path(result).write_text(json.dumps(answers))

@@ -38,11 +38,13 @@ class MakeMutant(Protocol):
 class Recorded:
     """The cases and what the real host answered."""
 
-    def __init__(self, cases: Cases, answers: dict[str, list[Any]], release: HostRelease) -> None:
+    def __init__(self, cases: Cases, answers: dict[str, Any], release: HostRelease) -> None:
         self.cases, self.answers, self.release = cases, answers, release
 
     def differing(self, kind: str, limit: int = 3) -> list[str]:
         """Up to `limit` cases of a kind in which the model answers otherwise than the host."""
+        if self.answers[kind] is None:
+            pytest.skip(f"vllm-ascend {self.release.value} has no function that decides {kind} alone")
         found: list[str] = []
         for case, host in zip(getattr(self.cases, kind), self.answers[kind], strict=True):
             said = json.loads(json.dumps(MODEL[kind](case)))
@@ -98,6 +100,8 @@ def test_the_generated_cases_reach_every_outcome(recorded: Recorded) -> None:
     assert sum(len(answer[0]) > len(answer[1]) for answer in rows) == 0
     assert any(1 in answer[1][answer[2] :] for answer in rows)  # beyond the buffer
     for kind in ("steps", "boundaries", "ranks", "ladders"):
+        if recorded.answers[kind] is None:
+            continue
         failed = sum(answer == FAILED for answer in recorded.answers[kind])
         assert 0 < failed < COUNTS[kind] / 2, kind
     beliefs = [[rank[1] for rank in answer] for answer in recorded.answers["ranks"] if answer != FAILED]
@@ -157,7 +161,7 @@ def test_a_changed_model_is_noticed(
     assert recorded.differing(kind, limit=1)
 
 
-# The cases that a rule of the release decides; the rules that this release's generated cases cannot show are left out.
+# The cases that a rule of the release decides.
 RULES = {
     "computed_tokens_need_speculation": "steps",
     "whole_prompt_under_dcp": "steps",
@@ -166,9 +170,10 @@ RULES = {
     "aligns_for_any_sharding": "ladders",
     "captures_default_maximum": "ladders",
     "samples_reduced_ladders": "ladders",
-    "accepts_common_multiples": "ladders",
+    "sharded_decode_sizes": "ladders",
     "pads_by_own_mode": "ranks",
     "skips_by_prefill_alone": "skips",
+    "mega_moe": "skips",
 }
 
 
@@ -177,12 +182,19 @@ def test_a_changed_rule_of_the_release_is_noticed(
     rule: str, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = recorded.release.rules
-    if rule == "mega_moe":
-        kind, value = "skips", "absent" if rules.mega_moe != "absent" else "consumer"
-    else:
-        kind, value = RULES[rule], not getattr(rules, rule)
-    monkeypatch.setitem(releases._RULES, recorded.release, replace(rules, **{rule: value}))
-    assert recorded.differing(kind, limit=1)
+    here = getattr(rules, rule)
+    other = {
+        "absent": "consumer",
+        "consumer": "first",
+        "first": "consumer",
+        "refuse": "accept",
+        "accept": "refuse",
+        "round": "accept",
+    }
+    monkeypatch.setitem(
+        releases._RULES, recorded.release, replace(rules, **{rule: other[here] if isinstance(here, str) else not here})
+    )
+    assert recorded.differing(RULES[rule], limit=1)
 
 
 PARTS = ("capture_sizes", "data_parallel", "dispatch", "query_boundary", "step")

@@ -218,6 +218,12 @@ class TestCaptureSizes:
         by_pass = settings(release, max_num_seqs=16, tensor_parallel_size=4, sequence_parallel_pass=True)
         assert capture_sizes(by_pass) == (4, 8, 16)
         assert StepPadding(by_pass).rounded_tokens(5) == (5 if later else 8)
+        alone = settings(release, max_num_seqs=1, tensor_parallel_size=4, sequence_parallel_pass=True)
+        if release is HostRelease.V0_30:
+            assert capture_sizes(alone) == ()
+        else:
+            with pytest.raises(HostFailure, match="no capture size is left"):
+                capture_sizes(alone)
         by_dsa = settings(release, tensor_parallel_size=4, dsa_context_parallel=True)
         assert StepPadding(by_dsa).rounded_tokens(5) == (8 if later else 5)
         with pytest.raises(HostFailure, match="no capture size is a multiple of the tensor-parallel size 4"):
@@ -231,6 +237,12 @@ class TestCaptureSizes:
         with pytest.raises(HostFailure, match="no capture size up to 4 is a multiple of 5"):
             capture_sizes(settings(release, capture_sizes=(1, 4), num_speculative_tokens=4))
         unequal = settings(release, capture_sizes=(12, 24), num_speculative_tokens=2, **SP4)
+        mixed = replace(unequal, capture_sizes=(8, 12, 40, 44))
+        if release is HostRelease.V0_30:
+            assert capture_sizes(mixed) == (12,)  # 40 and 44 would become 48, above the largest
+        else:
+            with pytest.raises(HostFailure, match="multiple of the query length 3 and of the tensor-parallel size 4"):
+                capture_sizes(mixed)
         if release in SINCE_0_27:
             assert capture_sizes(unequal) == (12, 24)
         else:

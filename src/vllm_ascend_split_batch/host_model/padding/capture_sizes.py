@@ -30,7 +30,7 @@ def capture_sizes(settings: HostSettings) -> tuple[int, ...]:
             )
     if settings.few_graphs and settings.release.rules.samples_reduced_ladders:
         sizes = _sampled(sizes, settings.graph_mode)
-    return tuple(_rounded_for_speculation(settings, sizes))
+    return tuple(_rounded_for_full_decode(settings, sizes))
 
 
 def _configured(settings: HostSettings) -> list[int]:
@@ -41,15 +41,19 @@ def _configured(settings: HostSettings) -> list[int]:
     largest = min(default if settings.max_capture_size is None else settings.max_capture_size, most_tokens)
     if largest < 1:
         raise HostFailure(f"the largest capture size must be at least 1, got {largest}")
+    adds_largest = (
+        settings.capture_sizes is None
+        and settings.max_capture_size is None
+        and settings.release.rules.captures_default_maximum
+    )
     if settings.capture_sizes is None:
-        sizes = _grid(largest, most_tokens, settings.interactivity)
-        if settings.max_capture_size is None and settings.release.rules.captures_default_maximum:
-            sizes.add(largest)
+        sizes = _grid(largest, most_tokens, settings.interactivity) | ({largest} if adds_largest else set())
     else:
         sizes = {size for size in settings.capture_sizes if size <= most_tokens}
     if settings.sequence_parallel_pass:
         sizes = {size for size in sizes if size % settings.tensor_parallel_size == 0}
-    if not sizes:
+    # The host refuses an empty list where it meets one; the size added last keeps it from looking.
+    if not sizes and not adds_largest:
         raise HostFailure(f"no capture size is left up to {most_tokens} tokens")
     if settings.capture_sizes is not None and settings.max_capture_size not in (None, max(sizes)):
         raise HostFailure(
@@ -78,12 +82,13 @@ def _sampled(sizes: list[int], mode: GraphMode) -> list[int]:
     return [sizes[round(index * step)] for index in range(_FEW_GRAPHS - 1)] + [sizes[-1]]
 
 
-def _rounded_for_speculation(settings: HostSettings, sizes: list[int]) -> list[int]:
-    """With full decode graphs every size becomes a multiple of the query length, none above the largest."""
-    query_length = settings.uniform_query_length
-    if settings.graph_mode.decode is not RuntimeMode.FULL or query_length == 1 or not sizes:
+def _rounded_for_full_decode(settings: HostSettings, sizes: list[int]) -> list[int]:
+    """With full decode graphs every size becomes a multiple of what decode batches need, none above the largest."""
+    if settings.graph_mode.decode is not RuntimeMode.FULL or not sizes:
         return sizes
-    multiple = _multiple_for_speculation(settings, sizes)
+    multiple = _multiple_for_full_decode(settings, sizes)
+    if multiple == 1:
+        return sizes
     largest = sizes[-1]
     rounded = {math.ceil(size / multiple) * multiple for size in sizes}
     kept = sorted(size for size in rounded if size <= largest)
@@ -94,14 +99,17 @@ def _rounded_for_speculation(settings: HostSettings, sizes: list[int]) -> list[i
     raise HostFailure(f"no capture size up to {largest} is a multiple of {multiple}")
 
 
-def _multiple_for_speculation(settings: HostSettings, sizes: list[int]) -> int:
+def _multiple_for_full_decode(settings: HostSettings, sizes: list[int]) -> int:
     query_length, parallel = settings.uniform_query_length, settings.tensor_parallel_size
-    if parallel == 1 or not settings.sequence_parallel:
-        return query_length
     common, larger = math.lcm(query_length, parallel), max(query_length, parallel)
+    rule = settings.release.rules.sharded_decode_sizes
+    if rule == "round" and (settings.sequence_parallel or settings.dsa_context_parallel):
+        return common
+    if query_length == 1 or parallel == 1 or not settings.sequence_parallel:
+        return query_length
     if common == larger:
         return larger
-    if settings.release.rules.accepts_common_multiples and all(size % common == 0 for size in sizes):
+    if rule == "accept" and all(size % common == 0 for size in sizes):
         return query_length
     raise HostFailure(
         f"no capture size is a multiple of the query length {query_length} and of the tensor-parallel size {parallel}"

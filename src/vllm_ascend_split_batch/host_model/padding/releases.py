@@ -25,8 +25,9 @@ class PaddingRules:
             parallelism and DSA context parallelism too, not for sequence parallelism alone.
         captures_default_maximum: the default largest capture size is captured although it lies off the grid.
         samples_reduced_ladders: hardware with few graphs gets at most four capture sizes in piecewise modes.
-        accepts_common_multiples: speculative decoding with sequence parallelism takes capture sizes that all are common
-            multiples of query length and tensor-parallel size, whatever those two are.
+        sharded_decode_sizes: full decode graphs whose tokens are sharded, where neither of query length and
+            tensor-parallel size is a multiple of the other: "refuse"; "accept" capture sizes that all are common
+            multiples; or "round" to common multiples (for any query length, and for DSA context parallelism too).
         pads_by_own_mode: a data-parallel rank decides by its own mode before the agreement whether all ranks pad to the
             largest; else by the agreed mode.
         skips_by_prefill_alone: a decode instance whose prefill communicates by MC2 too skips the agreement even where
@@ -41,7 +42,7 @@ class PaddingRules:
     aligns_for_any_sharding: bool
     captures_default_maximum: bool
     samples_reduced_ladders: bool
-    accepts_common_multiples: bool
+    sharded_decode_sizes: str
     pads_by_own_mode: bool
     skips_by_prefill_alone: bool
     mega_moe: str
@@ -56,7 +57,7 @@ def _before_0_27(*, skips_by_prefill_alone: bool, mega_moe: str) -> PaddingRules
         aligns_for_any_sharding=False,
         captures_default_maximum=False,
         samples_reduced_ladders=True,
-        accepts_common_multiples=False,
+        sharded_decode_sizes="refuse",
         pads_by_own_mode=True,
         skips_by_prefill_alone=skips_by_prefill_alone,
         mega_moe=mega_moe,
@@ -72,7 +73,7 @@ def _since_0_27(*, is_0_30: bool) -> PaddingRules:
         aligns_for_any_sharding=True,
         captures_default_maximum=is_0_30,
         samples_reduced_ladders=not is_0_30,
-        accepts_common_multiples=True,
+        sharded_decode_sizes="round" if is_0_30 else "accept",
         pads_by_own_mode=not is_0_30,
         skips_by_prefill_alone=False,
         mega_moe="first" if is_0_30 else "consumer",
