@@ -33,7 +33,7 @@ class GraphCost:
 
     def time_us(self, graphs: int, rows: int) -> float:
         """Microseconds for `graphs` replays with `rows` rows in all."""
-        return self.launch_us * graphs + self.row_us * rows
+        return float(self.launch_us * graphs + self.row_us * rows)
 
     def exact_weights(self) -> tuple[int, int]:
         """`launch_us` and `row_us` as integers in one common unit: sums of them compare without rounding."""

@@ -83,7 +83,7 @@ class HostSettings:
     def rounds_tokens(self) -> bool:
         """Whether scheduled tokens are rounded up to a multiple of the tensor-parallel size before dispatch.
 
-        A dense model may still run its step without sequence parallelism; the rounding does not look at that.
+        Before 0.27 a dense model runs short steps without sequence parallelism; the rounding does not look at that.
         """
         if self.release.rules.shards_tokens_by_pass:
             return self.sequence_parallel or self.sequence_parallel_pass

@@ -1,0 +1,39 @@
+"""Examples in the docs and docstrings run, and the docs name every reason."""
+
+from __future__ import annotations
+
+import doctest
+import shlex
+from pathlib import Path
+
+import pytest
+
+from vllm_ascend_split_batch.planning import dual_pad, split
+from vllm_ascend_split_batch.planning.command import main
+from vllm_ascend_split_batch.planning.reasons import Reason
+
+PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
+
+
+def test_examples_of_the_page() -> None:
+    failed, tried = doctest.testfile(str(PAGE), module_relative=False)
+    assert (failed, tried) == (0, 13)
+
+
+@pytest.mark.parametrize("module", [dual_pad, split])
+def test_examples_of_docstrings(module: object) -> None:
+    failed, tried = doctest.testmod(module)  # type: ignore[arg-type]
+    assert failed == 0
+    assert tried > 0
+
+
+def test_the_command_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    block = next(part for part in PAGE.read_text().split("```") if part.startswith("\n$ python"))
+    command, _, expected = block.strip().partition("\n")
+    assert main(shlex.split(command)[4:]) == 0
+    assert capsys.readouterr().out.strip() == expected
+
+
+def test_every_reason_is_on_the_page() -> None:
+    table = PAGE.read_text().split("### Reasons")[1].split("##")[0]
+    assert [reason for reason in Reason if f"`{reason}`" not in table] == []
