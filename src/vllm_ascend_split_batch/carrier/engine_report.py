@@ -53,7 +53,7 @@ class EngineReport:
         self._host: dict[str, str | None] | None = None
 
     def _begin(self) -> None:
-        self._folder = os.environ.get(FOLDER_VARIABLE) or None
+        self._folder = _absolute(os.environ.get(FOLDER_VARIABLE))
         self._launch_id = os.environ.get(LAUNCH_VARIABLE) or None
         self._started_at = utc_now()
         self._lock = threading.Lock()
@@ -161,6 +161,16 @@ class EngineReport:
         if self._host is None:
             self._host = {name: _version(name) for name in ("vllm", "vllm-ascend")}
         return self._host
+
+
+def _absolute(folder: str | None) -> str | None:
+    """A relative folder is meant from where the process started; it may change its working folder later."""
+    if not folder:
+        return None
+    try:
+        return os.path.abspath(folder)
+    except OSError:  # the working folder was removed
+        return folder
 
 
 def _version(distribution: str) -> str | None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 #: call another carrier's variable a misspelling; a test holds it equal to the gates of all front doors.
 PUBLISHED = (
     "VLLM_ASCEND_CASCADE_KERNEL_FINGERPRINT",
-    "VLLM_ASCEND_CASCADE_KERNEL_FINGERPRINT",
     "VLLM_ASCEND_CASCADE_MIN_PREFIX",
     "VLLM_ASCEND_CASCADE_MIN_REQS",
     "VLLM_ASCEND_CASCADE_PRECISION",
@@ -64,8 +63,8 @@ def find(known: Iterable[str] = (), environ: Mapping[str, str] | None = None) ->
         ours = name.startswith(_OURS)
         if not ours and not name.startswith(_SHARED) and "CASC" not in name:
             continue
-        likeness = _closest(name, names)
-        if likeness is not None:
+        likeness = " or ".join(sorted(n for n in names if n.startswith(f"{name}_"))) or _closest(name, names)
+        if likeness:
             sentences.append(f"{name} is set, but there is no such variable: did you mean {likeness}?")
         elif ours:
             family = ", ".join(sorted(n for n in names if n.startswith(_OURS)))

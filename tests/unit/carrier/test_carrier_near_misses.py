@@ -27,6 +27,12 @@ def test_misspellings(name, meant):
     assert found(name) == [f"{name} is set, but there is no such variable: did you mean {meant}?"]
 
 
+def test_a_name_cut_short_is_not_guessed_at():
+    (sentence,) = found("VLLM_ASCEND_ENABLE_CASCADE")
+    assert sentence.endswith("did you mean VLLM_ASCEND_ENABLE_CASCADE_DECODE or VLLM_ASCEND_ENABLE_CASCADE_GRAPH?")
+    assert len(near_misses.PUBLISHED) == len(set(near_misses.PUBLISHED))
+
+
 def test_an_unknown_variable_of_our_own_family():
     (sentence,) = found("VLLM_ASCEND_CASCADE_COLOUR")
     assert sentence.startswith("VLLM_ASCEND_CASCADE_COLOUR is set, but there is no such variable; there are: ")

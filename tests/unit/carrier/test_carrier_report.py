@@ -160,6 +160,18 @@ def test_a_folder_that_cannot_be_written_is_one_warning(monkeypatch, carrier, tm
     assert "Check that the folder exists" in warning
 
 
+def test_a_relative_folder_is_meant_from_where_the_process_started(monkeypatch, carrier, tmp_path):
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(engine_report.FOLDER_VARIABLE, "reports")
+    made = EngineReport()
+    made.carriers.append(carrier)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert made.write()
+    assert len(files(tmp_path / "reports")) == 1
+
+
 def test_a_failed_replacement_leaves_no_temporary_file(report, carrier, tmp_path, monkeypatch, lines):
     report.carriers.append(carrier)
 
