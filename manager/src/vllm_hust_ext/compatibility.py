@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -133,6 +134,7 @@ def assess(
         report = static_seams.check(bundle, hosts)
         reasons += report.reasons
         verified = report.verified
+    reasons += [Reason("configuration", Outcome.NOTE, fault) for fault in stored_faults(settings)]
     reasons += extra_reasons
     outcomes = {r.outcome for r in reasons}
     if Outcome.FAILS in outcomes:
@@ -146,6 +148,32 @@ def assess(
     else:
         status = Status.COMPATIBLE
     return Verdict(status, tuple(reasons), host, report)
+
+
+_STORED_TYPES: Mapping[str, tuple[type, str]] = {
+    "host_version": (str, "a string"),
+    "host_api_version": (str, "a string"),
+    "protocol_versions": (dict, "an object"),
+    "runtime_qualification": (dict, "an object"),
+    "environment": (dict, "an object"),
+    "launch_options": (dict, "an object"),
+}
+
+
+def stored_faults(configuration: Mapping[str, Any]) -> list[str]:
+    """What a stored configuration says that cannot be read, as sentences."""
+    faults = [
+        f"{key} in its stored configuration is not {words}; ignored"
+        for key, (kind, words) in _STORED_TYPES.items()
+        if key in configuration and not isinstance(configuration[key], kind)
+    ]
+    protocols = configuration.get("protocol_versions")
+    faults += [
+        f"protocol_versions.{name} in its stored configuration is not a string; ignored"
+        for name, version in (protocols.items() if isinstance(protocols, dict) else ())
+        if not isinstance(version, str)
+    ]
+    return faults
 
 
 def _provider(provider: str) -> Reason:
@@ -245,7 +273,7 @@ def _engine_file(host: Host, relative: str) -> Any:
     if host.folder is None:
         return None
     for folder in (host.folder, host.folder.parent / "vllm"):
-        if (folder / relative).is_file():
+        if os.path.isfile(folder / relative):
             return folder / relative
     return None
 

@@ -7,6 +7,7 @@ stands in the way of another.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -215,6 +216,12 @@ def _read_registration(
         )
     files, folders = _manifest_files(distribution, value)
     if not files:
+        closed = [str(folder) for folder in folders if _denied(folder)]
+        if closed:
+            return refuse(
+                f"{label} registers it in package {value}, and you may not read {closed[0]}",
+                hint=f"correct the permissions of {closed[0]} and the folders above it",
+            )
         looked = ", ".join(str(f) for f in folders[:3])
         return refuse(
             f"{label} registers it in package {value}, where no manifest file is"
@@ -258,12 +265,23 @@ def _read_registration(
     return Bundle(manifest, distribution, path, hashlib.sha256(data).hexdigest(), tuple(files[1:]), notes)
 
 
+def _denied(folder: Path) -> bool:
+    """Whether permissions keep this process from looking into ``folder``."""
+    try:
+        os.lstat(folder / FILE_NAMES[0])
+    except PermissionError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
 def _manifest_files(distribution: Distribution, dotted: str) -> tuple[list[Path], list[Path]]:
     """Manifest files of the package, newest revision first, and the folders that were looked into."""
     folders = list(dict.fromkeys(distribution.package_folder_candidates(dotted)))
     relative = dotted.replace(".", "/")
     for folder in folders:
-        present = [folder / name for name in FILE_NAMES if (folder / name).is_symlink() or (folder / name).exists()]
+        present = [folder / name for name in FILE_NAMES if os.path.lexists(folder / name)]
         if distribution.record is not None and folder == distribution.location.joinpath(*dotted.split(".")):
             # A file that RECORD does not list was left behind by something else.
             present = [p for p in present if f"{relative}/{p.name}" in distribution.record]
@@ -275,7 +293,7 @@ def _manifest_files(distribution: Distribution, dotted: str) -> tuple[list[Path]
 def module_exists(distribution: Distribution, dotted: str) -> bool:
     """Whether the module is a source file, package or extension module in this distribution's folders."""
     for candidate in distribution.package_folder_candidates(dotted):
-        if (candidate / "__init__.py").is_file() or candidate.with_suffix(".py").is_file():
+        if os.path.isfile(candidate / "__init__.py") or os.path.isfile(candidate.with_suffix(".py")):
             return True
         try:
             if any(
@@ -283,6 +301,6 @@ def module_exists(distribution: Distribution, dotted: str) -> bool:
                 for p in candidate.parent.iterdir()
             ):
                 return True
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a NUL in a path that foreign metadata name
             continue
     return False

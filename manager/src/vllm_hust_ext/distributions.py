@@ -76,7 +76,7 @@ class Distribution:
     @cached_property
     def metadata_text(self) -> str:
         """Core metadata: ``METADATA`` or ``PKG-INFO``; an egg-info that is a file is that text itself."""
-        if self.metadata_path.is_file():
+        if os.path.isfile(self.metadata_path):
             try:
                 return self.metadata_path.read_text(encoding="utf-8", errors="replace")
             except OSError:
@@ -122,7 +122,7 @@ class Distribution:
             document: Any = json.loads(text)
             url = document["url"]
             editable = document.get("dir_info", {}).get("editable") is True
-        except (ValueError, KeyError, AttributeError, TypeError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             return None
         if not editable or not isinstance(url, str):
             return None
@@ -177,7 +177,7 @@ class Distribution:
         for finder in self._own_top_files("_finder.py"):
             try:
                 tree = ast.parse(finder.read_text(encoding="utf-8"))
-            except (OSError, ValueError, SyntaxError):
+            except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
                 continue
             for node in tree.body:
                 targets: Sequence[ast.expr] = ()
@@ -190,7 +190,7 @@ class Distribution:
                     try:
                         mapping = ast.literal_eval(value)
                         return {str(k): Path(v) for k, v in mapping.items()}
-                    except (ValueError, AttributeError, TypeError):
+                    except (ValueError, AttributeError, TypeError, SyntaxError, RecursionError, MemoryError):
                         return {}
         return {}
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from vllm_hust_ext.launch_folders import LAUNCH_FILE
 from vllm_hust_ext.process_identity import Life, ProcessIdentity
+from vllm_hust_ext.regular_files import read_regular
 
 SCHEMA = "vllm-hust-ext.engine-report/1"
 MAX_BYTES = 4 << 20
@@ -196,8 +197,7 @@ def read_report(path: Path) -> EngineReport | UnreadableReport:
     try:
         if path.is_symlink():
             return UnreadableReport(path, "is a symbolic link")
-        with open(path, "rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = read_regular(path, MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             return UnreadableReport(path, f"has more than {MAX_BYTES} bytes")
         document: Any = json.loads(data, parse_constant=_refuse_constant)

@@ -47,7 +47,7 @@ class Environment:
     @property
     def is_virtual(self) -> bool:
         """A virtual environment (venv, virtualenv) or a conda environment: its folder is its own."""
-        return self.prefix != self.base_prefix or (self.prefix / "conda-meta").is_dir()
+        return self.prefix != self.base_prefix or os.path.isdir(self.prefix / "conda-meta")
 
     @property
     def python_version(self) -> str:

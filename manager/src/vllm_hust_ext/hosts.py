@@ -118,7 +118,7 @@ def _find(environment: Environment, package: HostPackage) -> Host | None:
         return Host(wanted, package.package, named, named.version, _folder(environment, named, package.package))
     for entry in environment.path:
         folder = Path(entry or ".") / package.package
-        if not (folder / "__init__.py").is_file():
+        if not os.path.isfile(folder / "__init__.py"):
             continue
         provider = _provider_of(environment, package.package, folder)
         if provider is not None:
@@ -128,11 +128,11 @@ def _find(environment: Environment, package: HostPackage) -> Host | None:
 
 def _folder(environment: Environment, distribution: Distribution, package: str) -> Path | None:
     for candidate in distribution.package_folder_candidates(package):
-        if (candidate / "__init__.py").is_file():
+        if os.path.isfile(candidate / "__init__.py"):
             return candidate
     for entry in environment.path:
         candidate = Path(entry or ".") / package
-        if (candidate / "__init__.py").is_file():
+        if os.path.isfile(candidate / "__init__.py"):
             return candidate
     return None
 

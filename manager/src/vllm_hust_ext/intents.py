@@ -21,6 +21,7 @@ from typing import Any
 
 from vllm_hust_ext.environment import Environment
 from vllm_hust_ext.errors import BrokenState
+from vllm_hust_ext.user_folders import user_folder
 
 CONFIG_VARIABLE = "VLLM_HUST_EXT_CONFIG"
 SCHEMA_VERSION = 3
@@ -29,6 +30,7 @@ FOLDER_NAME = "vllm-hust-ext"
 MAX_BYTES = 8 << 20
 LOCK_TIMEOUT_S = 60.0
 _TEMPORARY_PREFIX = ".config-"
+_OTHER_FILE = f"a regular file belongs there: move what is there away, or set {CONFIG_VARIABLE} to another file"
 
 
 class State(str, Enum):
@@ -107,9 +109,7 @@ def origin_of(environment: Environment, variables: Mapping[str, str] | None = No
 
 def user_file() -> Path:
     """The user's own file, which earlier managers used for all environments."""
-    import platformdirs
-
-    return Path(platformdirs.user_config_dir(FOLDER_NAME)) / FILE_NAME
+    return user_folder("config") / FILE_NAME
 
 
 class Corrupt(BrokenState):
@@ -157,12 +157,7 @@ class IntentStore:
         )
 
     def _bytes(self) -> bytes | None:
-        if not self.path.is_absolute():
-            raise BrokenState(
-                "the user's configuration folder is not known (is HOME unset?)",
-                where=str(self.path),
-                hint=f"set {CONFIG_VARIABLE} to a file of your choice",
-            )
+        self._refuse_unknown_folder()
         try:
             descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except (FileNotFoundError, NotADirectoryError):
@@ -175,7 +170,9 @@ class IntentStore:
 
                 if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                     raise BrokenState(
-                        "the intents file is not a regular file", where=str(self.path), hint="move it away"
+                        "the intents file is not a regular file",
+                        where=str(self.path),
+                        hint=_OTHER_FILE,
                     )
                 data = stream.read(MAX_BYTES + 1)
         except OSError as error:
@@ -184,12 +181,22 @@ class IntentStore:
             raise self._corrupt(f"it has more than {MAX_BYTES} bytes")
         return data
 
+    def _refuse_unknown_folder(self) -> None:
+        if not self.path.is_absolute():
+            raise BrokenState(
+                "the user's configuration folder is not known (is HOME unset?)",
+                where=str(self.path),
+                hint=f"set {CONFIG_VARIABLE} to a file of your choice",
+            )
+
     def _unreadable(self, error: OSError) -> BrokenState:
         return BrokenState(
             f"the intents file cannot be read: {error.strerror or error}",
             name="intents-unreadable",
             where=str(self.path),
-            hint=f"correct its permissions, or set {CONFIG_VARIABLE} to another file",
+            hint=f"correct its permissions, or set {CONFIG_VARIABLE} to another file"
+            if isinstance(error, PermissionError)
+            else _OTHER_FILE,
         )
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -228,7 +235,7 @@ class IntentStore:
         """Keep ``data`` beside the file under a name made of its content: the same damage is kept once."""
         target = self._target()
         kept = target.with_name(f"{target.name}.{word}-{hashlib.sha256(data).hexdigest()[:8]}")
-        if not kept.exists():
+        if not os.path.exists(kept):
             self._write(data, kept)
         return kept
 
@@ -240,20 +247,24 @@ class IntentStore:
     def _locked(self) -> Iterator[None]:
         import filelock
 
+        self._refuse_unknown_folder()
         target = self._target()
+        lock_file = f"{target}.lock"
         try:
             self._make_folder(target.parent)
+            # filelock takes "no such file" for a passing state and waits; where no file can be made at all, say so.
+            os.close(os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
             raise self._not_writable(error) from None
         # The lock's own permission bits: it holds nothing, but a stranger must not be able to take it.
-        lock = filelock.FileLock(str(target) + ".lock", timeout=LOCK_TIMEOUT_S, mode=0o600)
+        lock = filelock.FileLock(lock_file, timeout=LOCK_TIMEOUT_S, mode=0o600)
         try:
             lock.acquire()
         except filelock.Timeout:
             raise BrokenState(
                 f"another process has held the lock for {LOCK_TIMEOUT_S:.0f} s",
                 name="intents-locked",
-                where=f"{target}.lock",
+                where=lock_file,
                 hint="look for a hanging vllm-hust-ext process; the lock goes with it",
             ) from None
         except (OSError, NotImplementedError) as error:
@@ -264,7 +275,7 @@ class IntentStore:
             lock.release()
 
     def _make_folder(self, folder: Path) -> None:
-        if folder.is_dir():
+        if os.path.isdir(folder):
             if self.origin.kind != "variable" and folder.name == FOLDER_NAME and folder.stat().st_mode & 0o077:
                 folder.chmod(0o700)  # our own folder; one that the user named may be anything
             return
@@ -280,7 +291,7 @@ class IntentStore:
             f"the intents file cannot be written: {said}",
             name="intents-not-writable",
             where=str(self.path),
-            hint=f"correct the permissions of its folder, or set {CONFIG_VARIABLE} to a file that you may write",
+            hint=f"look at its folder (permissions, free space), or set {CONFIG_VARIABLE} to a file that you may write",
         )
 
     def _write(self, data: bytes, target: Path | None = None) -> None:

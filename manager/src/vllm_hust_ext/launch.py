@@ -40,11 +40,15 @@ def resolve(command: Sequence[str], environment: Environment, variables: Mapping
         Refused: it is a Python program of another environment than the one that was inspected.
     """
     name = command[0]
+    if not name:
+        raise UsageFault(
+            "the command is an empty word", where="run", hint="for example: vllm-hust-ext run -- vllm serve MODEL"
+        )
     if os.sep in name:
         path = Path(os.path.abspath(name))
-        if not path.exists():
+        if not os.path.exists(path):
             raise UsageFault(f"{name} does not exist", name="command-not-found", where="run", hint="check the path")
-        if path.is_dir() or not os.access(path, os.X_OK):
+        if not os.path.isfile(path) or not os.access(path, os.X_OK):
             raise UsageFault(
                 f"{name} is not an executable file", name="command-not-executable", where="run", hint="check the path"
             )
@@ -66,6 +70,13 @@ def resolve(command: Sequence[str], environment: Environment, variables: Mapping
             )
         path = Path(os.path.abspath(found))
     interpreter = interpreter_of(path, variables)
+    if interpreter is not None and not os.path.exists(interpreter):
+        raise BrokenState(
+            f"{path} names {interpreter} as its interpreter, which does not exist",
+            name="exec-failed",
+            where="run",
+            hint="reinstall what provides the command; its environment was moved or removed",
+        )
     if interpreter is not None and not belongs(interpreter, environment):
         raise Refused(
             f"{path} runs on {interpreter}, not in the environment that was inspected"
@@ -132,7 +143,7 @@ def belongs(interpreter: Path, environment: Environment) -> bool:
     folders = {os.path.realpath(environment.scripts), os.path.realpath(environment.executable.parent)}
     if os.path.realpath(here.parent) in folders:
         return True
-    if environment.prefix != environment.base_prefix or (here.parent.parent / "pyvenv.cfg").exists():
+    if environment.prefix != environment.base_prefix or os.path.exists(here.parent.parent / "pyvenv.cfg"):
         return False
     return os.path.realpath(here) == os.path.realpath(environment.executable)
 

@@ -167,7 +167,12 @@ def _merge_json(
         return command
     for spelling in user.dropped:
         notes.append(
-            Note("warning", f"vLLM itself ignores {option} as given by {spelling} in favour of {user.sources[0]}")
+            Note(
+                "warning",
+                f"vLLM itself takes only the last of several {spelling}"
+                if spelling == user.sources[0]
+                else f"vLLM itself ignores {option} as given by {spelling} in favour of {user.sources[0]}",
+            )
         )
     merged: dict[str, Any] = json.loads(json.dumps(user.value)) if user.given else {}
     changed = False

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_hust_ext.process_identity import Life, ProcessIdentity, own_identity
+from vllm_hust_ext.regular_files import read_regular
+from vllm_hust_ext.user_folders import user_folder
 
 STATE_VARIABLE = "VLLM_HUST_EXT_STATE_DIR"
 LAUNCH_FILE = "launch.json"
@@ -26,6 +28,7 @@ KEEP_DAYS = 7
 KEEP_DAYS_ELSEWHERE = 30
 KEEP_FINISHED = 50
 MAX_LAUNCH_BYTES = 4 << 20
+UNKNOWN_FOLDER = "the user's state folder is not known (is HOME unset?), so 'extension status' will not see launches"
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,11 @@ def state_folder(variables: Mapping[str, str] | None = None) -> Path:
     named = (os.environ if variables is None else variables).get(STATE_VARIABLE)
     if named:
         return Path(os.path.abspath(os.path.expanduser(named)))
-    import platformdirs
-
-    return Path(platformdirs.user_state_dir("vllm-hust-ext"))
+    return user_folder("state")
 
 
 def launches_folder() -> Path:
+    """Where launch folders are kept. It is a relative path where the user's state folder is not known."""
     return state_folder() / "launches"
 
 
@@ -84,17 +86,20 @@ def create(launch_id: str, prefix: Path, command: Sequence[str], extensions: Seq
         "command": list(command),
         "extensions": list(extensions),
     }
-    descriptor = os.open(folder / LAUNCH_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as stream:
-        json.dump(document, stream)
+    try:
+        descriptor = os.open(folder / LAUNCH_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as stream:
+            json.dump(document, stream)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder
 
 
 def read(folder: Path) -> Launch | None:
     """The launch recorded in ``folder``; None where there is no sound record."""
     try:
-        with open(folder / LAUNCH_FILE, "rb") as stream:
-            document: Any = json.loads(stream.read(MAX_LAUNCH_BYTES))
+        document: Any = json.loads(read_regular(folder / LAUNCH_FILE, MAX_LAUNCH_BYTES))
         return Launch(
             str(document["launch_id"]),
             folder,

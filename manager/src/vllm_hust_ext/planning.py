@@ -11,8 +11,11 @@ from typing import Any
 
 from vllm_hust_ext.launch_model import LaunchPlan, Note, Request
 from vllm_hust_ext.launch_plan import make_plan
+from vllm_hust_ext.regular_files import read_regular
 from vllm_hust_ext.selection import Flags, Selection, select
 from vllm_hust_ext.session import Session
+
+MAX_YAML_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,7 @@ def read_yaml(path: str) -> Mapping[str, Any]:
     if path.rpartition(".")[2] not in ("yaml", "yml"):
         raise ValueError("vLLM takes only .yaml and .yml files")
     try:
-        with open(path, encoding="utf-8") as stream:
-            document = yaml.safe_load(stream)
+        document = yaml.safe_load(read_regular(path, MAX_YAML_BYTES).decode("utf-8"))
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

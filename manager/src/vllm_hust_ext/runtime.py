@@ -93,5 +93,7 @@ def look(folders: Sequence[Path] = ()) -> Runtime:
     observed = []
     for folder in places:
         reports, unreadable = read_folder(folder)
+        if not os.path.lexists(folder):  # a launch without a folder has ended; one that the user names is misspelt
+            unreadable = [UnreadableReport(folder, "does not exist")]
         observed.append(Observed(folder, launches.get(os.path.realpath(folder)), tuple(reports), tuple(unreadable)))
     return Runtime(tuple(observed))

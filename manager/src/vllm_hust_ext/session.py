@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from vllm_hust_ext import environment as environments
-from vllm_hust_ext.compatibility import Verdict, assess
+from vllm_hust_ext.compatibility import Outcome, Reason, Verdict, assess
 from vllm_hust_ext.discovery import Bundle, Inventory, discover
 from vllm_hust_ext.environment import Environment
 from vllm_hust_ext.errors import BrokenState, Negative
@@ -56,11 +56,23 @@ class Session:
         return self.store.read()
 
     def configuration(self, extension_id: str) -> Mapping[str, object]:
-        """The stored configuration; an unreadable file has none (the commands that need it say so themselves)."""
+        """The stored configuration; an unreadable file has none (verdicts and the commands that need it say so)."""
+        return {} if self._intents_fault is not None else self.intents.configuration(extension_id)
+
+    @cached_property
+    def _intents_fault(self) -> BrokenState | None:
         try:
-            return self.intents.configuration(extension_id)
-        except BrokenState:
-            return {}
+            _ = self.intents
+        except BrokenState as error:
+            return error
+        return None
+
+    def _without_configuration(self) -> list[Reason]:
+        fault = self._intents_fault
+        if fault is None:
+            return []
+        said = f"its stored configuration is not known and left out of this verdict: {fault.where}: {fault.message}"
+        return [Reason("configuration", Outcome.NOTE, said, fault.hint)]
 
     def verdict(self, bundle: Bundle) -> Verdict:
         if bundle.extension_id not in self._verdicts:
@@ -69,7 +81,10 @@ class Session:
                 self.environment,
                 self.hosts,
                 configuration=self.configuration(bundle.extension_id),
-                extra_reasons=self.providers.extra_reasons(bundle, self.environment),
+                extra_reasons=[
+                    *self._without_configuration(),
+                    *self.providers.extra_reasons(bundle, self.environment),
+                ],
             )
         return self._verdicts[bundle.extension_id]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,12 +94,12 @@ class SourceIndex:
         roots = [self._packages[top]] if top in self._packages else [folder / top for folder in self._path]
         installed = False
         for root in roots:
-            exists = root.is_dir() or root.with_suffix(".py").is_file()
+            exists = os.path.isdir(root) or os.path.isfile(root.with_suffix(".py"))
             installed = installed or exists
             target = root.joinpath(*rest)
-            if (target / "__init__.py").is_file():
+            if os.path.isfile(target / "__init__.py"):
                 return target / "__init__.py", True
-            if target.with_name(target.name + ".py").is_file():
+            if os.path.isfile(target.with_name(target.name + ".py")):
                 return target.with_name(target.name + ".py"), False
             if exists and top in self._packages:
                 break
@@ -110,7 +111,7 @@ class SourceIndex:
         path, is_package = self._locate(dotted)
         try:
             tree = ast.parse(path.read_bytes(), filename=str(path))
-        except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise Unreadable(f"{path} cannot be parsed: {error}") from None
         module = Module(dotted, path, is_package)
         for name, binding, star in self._bindings(tree.body, module, conditional=False):

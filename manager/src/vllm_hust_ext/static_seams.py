@@ -8,6 +8,7 @@ extension decides in the engine; this one answers beforehand, and says "unknown"
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -88,7 +89,7 @@ def check(bundle: Bundle, hosts: Hosts) -> SeamReport:
     from vllm_hust_ext.compatibility import Outcome, Reason
     from vllm_hust_ext.manifest.loading import InvalidManifest, parse_json_object, read_file
 
-    if not bundle.seams_path.is_file():
+    if not os.path.isfile(bundle.seams_path):
         return SeamReport(
             reasons=(Reason("seams", Outcome.NOTE, "it states no seams, so its host's sources were not looked at"),)
         )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ def parse(text: str | None) -> Version | None:
         return None
     try:
         return Version(text)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, or numbers longer than Python converts
         return None
 
 
@@ -59,21 +59,23 @@ def in_range(text: str | None, specifier: str) -> RangeAnswer:
     """Does version ``text`` lie in ``specifier``?"""
     try:
         allowed = SpecifierSet(specifier)
-    except InvalidSpecifier:
+    except ValueError:
         return RangeAnswer(None, f"{specifier!r} is not a version range")
     version = parse(text)
     if version is None:
         said = f"{text!r} is not a PEP 440 version" if text else "the version is not known"
         return RangeAnswer(None, f"{said}, so {specifier} cannot be answered")
-    inside = allowed.contains(version, prereleases=True)
+    try:
+        failing = [str(s) for s in allowed if not s.contains(version, prereleases=True)]
+    except ValueError:
+        return RangeAnswer(None, f"{specifier!r} holds a number that is too long for a version")
     phrase = nature(text)
     note = f" ({phrase})" if phrase else ""
-    if inside:
+    if not failing:
         return RangeAnswer(True, f"{text}{note} is in {specifier}")
-    if is_untagged(version) and not inside:
+    if is_untagged(version):
         # A range that names this very build (== or ===) still admits it above.
         return RangeAnswer(False, f"{text} is {phrase}; {specifier} does not name it")
-    failing = [str(s) for s in allowed if not s.contains(version, prereleases=True)]
     extra = ""
     if version.is_prerelease and any(s.startswith("<") and not s.startswith("<=") for s in failing):
         upper = [s for s in failing if s.startswith("<") and not s.startswith("<=")]

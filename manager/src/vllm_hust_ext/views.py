@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from vllm_hust_ext.discovery import BrokenBundle, Bundle, Plugin, carriers_of
@@ -150,7 +151,7 @@ def bundle_view(session: Session, bundle: Bundle) -> dict[str, Any]:
         "experimental": manifest.experimental,
         "manifest_path": str(bundle.manifest_path),
         "manifest_sha256": bundle.sha256,
-        "seams_path": str(bundle.seams_path) if bundle.seams_path.is_file() else None,
+        "seams_path": str(bundle.seams_path) if os.path.isfile(bundle.seams_path) else None,
         "notes": list(bundle.notes),
         "verdict": session.verdict(bundle).as_json(),
     }

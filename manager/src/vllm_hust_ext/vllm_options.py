@@ -260,11 +260,15 @@ def _from_file(path: str, option: str, read_yaml: YamlReader) -> dict[str, Any] 
     value = _lookup(read_yaml_mapping(path, read_yaml), option)
     if value is None:
         return None
+    place = f"{option[2:]} in {path}"
     if isinstance(value, str):
-        return _json_object(f"{option[2:]} in {path}", value)
+        return _json_object(place, value)
     if not isinstance(value, dict):
-        raise OptionFault(f"{option[2:]} in {path} is not a mapping")
-    return dict(value)
+        raise OptionFault(f"{place} is not a mapping")
+    try:  # YAML knows dates, sets and references in a circle; vLLM hands the value on as JSON
+        return dict(json.loads(json.dumps(value)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionFault(f"{place} has a value that JSON cannot hold: {error}") from None
 
 
 def replace_option(argv: Sequence[str], first: int, option: str, user: UserOption, value: str | None) -> list[str]:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from vllm_hust_ext import allowlist as plugin_list
+from vllm_hust_ext import versions
 from vllm_hust_ext.allowlist import Needed
 from vllm_hust_ext.discovery import carriers_of
 from vllm_hust_ext.distributions import Distribution, canonical_name
@@ -130,7 +131,7 @@ def allowlist(session: Session) -> Iterator[Finding]:
 
 def optional_requirements(session: Session) -> Iterator[Finding]:
     """What extensions want beyond their hard requirements (extras such as ``kernels``), and whether it is there."""
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import Requirement
 
     quiet = {"test", "tests", "dev", "docs", "doc", "lint", "all"}
     for key in sorted({b.distribution.key for b in session.inventory.bundles.values()}):
@@ -138,7 +139,7 @@ def optional_requirements(session: Session) -> Iterator[Finding]:
         for text in distribution.fields("Requires-Dist"):
             try:
                 requirement = Requirement(text)
-            except InvalidRequirement:
+            except ValueError:
                 continue
             extra = _extra_of(text)
             if extra is None or extra in quiet:
@@ -154,7 +155,7 @@ def optional_requirements(session: Session) -> Iterator[Finding]:
                     f" for where {requirement.name}"
                     " is published)",
                 )
-            elif installed.version and not requirement.specifier.contains(installed.version, prereleases=True):
+            elif versions.in_range(installed.version, str(requirement.specifier)).inside is False:
                 yield Finding(
                     "optional-requirements",
                     Severity.WARNING,

@@ -31,7 +31,7 @@ def intents(session: Session) -> Iterator[Finding]:
         )
     for extension_id, intent in sorted(stored.entries.items()):
         yield from _one(session, extension_id, intent.state)
-    for kept in sorted(path.parent.glob(f"{path.name}.corrupt-*")) if path.parent.is_dir() else ():
+    for kept in sorted(path.parent.glob(f"{path.name}.corrupt-*")) if os.path.isdir(path.parent) else ():
         yield Finding(
             "intents", Severity.NOTE, (f"{kept} is a damaged intents file that was kept"), "look at it, then delete it"
         )
@@ -92,11 +92,7 @@ def _permissions(path: Path) -> Iterator[Finding]:
 
 def _earlier(session: Session, path: Path) -> Iterator[Finding]:
     """Earlier managers kept one file per user for all environments."""
-    try:
-        exists = path.is_file()
-    except OSError:
-        return
-    if exists and not session.origin.path.exists():
+    if os.path.isfile(path) and not os.path.exists(session.origin.path):
         yield Finding(
             "intents",
             Severity.NOTE,

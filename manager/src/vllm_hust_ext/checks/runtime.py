@@ -16,8 +16,15 @@ from vllm_hust_ext.session import Session
 def reports(session: Session) -> Iterator[Finding]:
     """Can report folders be made, can reports be read, did any live engine give an extension up?"""
     folder = launch_folders.launches_folder()
-    nearest = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
-    if not os.access(nearest, os.W_OK | os.X_OK):
+    if not folder.is_absolute():
+        yield Finding(
+            "reports",
+            Severity.WARNING,
+            launch_folders.UNKNOWN_FOLDER,
+            f"set {launch_folders.STATE_VARIABLE} to a folder of your choice",
+        )
+    nearest = next((p for p in (folder, *folder.parents) if os.path.exists(p)), Path("/"))
+    if folder.is_absolute() and not os.access(nearest, os.W_OK | os.X_OK):
         yield Finding(
             "reports",
             Severity.WARNING,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 
 from vllm_hust_ext import versions
 from vllm_hust_ext.distributions import Distribution, canonical_name
@@ -48,7 +48,7 @@ def wanted_by(distribution: Distribution) -> Wanted:
     for text in distribution.fields("Requires-Dist"):
         try:
             requirement = Requirement(text)
-        except InvalidRequirement:
+        except ValueError:
             continue
         if "extra" not in text and any(s.operator in ("==", "===") for s in requirement.specifier):
             pins[canonical_name(requirement.name)] = str(requirement.specifier)

@@ -1,5 +1,8 @@
 """The command line. ``main`` is the one place where exceptions become messages and exit codes."""
 
-from vllm_hust_ext.cli.main import main
+try:
+    from vllm_hust_ext.cli.main import main
+except KeyboardInterrupt:  # Ctrl-C while the libraries are being imported
+    raise SystemExit(130) from None
 
 __all__ = ["main"]

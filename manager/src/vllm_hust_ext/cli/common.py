@@ -10,8 +10,24 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+JSON_KEY = "vllm_hust_ext.json"
+"""Where click's context keeps whether the command was asked for JSON."""
+
+
+def _remember_json(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    context.meta[JSON_KEY] = value
+    return value
+
+
 def json_option(function: F) -> F:
-    return click.option("--json", "json_mode", is_flag=True, help="Print one JSON document on stdout.")(function)
+    return click.option(
+        "--json",
+        "json_mode",
+        is_flag=True,
+        is_eager=True,
+        callback=_remember_json,
+        help="Print one JSON document on stdout.",
+    )(function)
 
 
 def python_option(function: F) -> F:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from vllm_hust_ext import __version__
+from vllm_hust_ext.cli.common import JSON_KEY
 from vllm_hust_ext.cli.lazy import LazyGroup
 from vllm_hust_ext.cli.output import report_error
 from vllm_hust_ext.errors import BrokenState, ExitCode, ManagerError, UsageFault
@@ -51,10 +53,23 @@ def _wants_json(arguments: Sequence[str]) -> bool:
     return "--json" in own
 
 
-def _run(arguments: Sequence[str], json_mode: bool) -> int:
+class _Asked:
+    """Whether JSON is asked for: what click has read, once it has; until then what the command line looks like."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._guess = _wants_json(arguments)
+        self.context: click.Context | None = None
+
+    @property
+    def json(self) -> bool:
+        return bool(self.context.meta.get(JSON_KEY, self._guess)) if self.context is not None else self._guess
+
+
+def _run(arguments: Sequence[str], asked: _Asked) -> int:
     try:
         # Not root.main(): click would turn a broken pipe into exit code 1, which says "no" here.
         with root.make_context(PROGRAM, list(arguments)) as context:
+            asked.context = context
             result: Any = root.invoke(context)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -66,42 +81,49 @@ def _run(arguments: Sequence[str], json_mode: bool) -> int:
     except click.UsageError as error:
         failed_in = error.ctx
         hint = f"see '{failed_in.command_path} --help'" if failed_in is not None else None
-        report_error(UsageFault(error.format_message(), hint=hint), json_mode)
+        report_error(UsageFault(error.format_message(), hint=hint), asked.json)
         return ExitCode.USAGE
     except click.ClickException as error:
-        report_error(UsageFault(error.format_message()), json_mode)
+        report_error(UsageFault(error.format_message()), asked.json)
         return ExitCode.USAGE
     except ManagerError as error:
-        report_error(error, json_mode)
+        report_error(error, asked.json)
         return error.exit_code
 
 
 def _silence_stdout() -> None:
-    """The reader is gone: let the interpreter's own flush at exit go nowhere."""
+    _silence(1)
+
+
+def _silence(descriptor: int) -> None:
+    """The reader is gone: let the interpreter's own flush at exit, which would change the exit code, go nowhere."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
+        os.dup2(nowhere, descriptor)
         os.close(nowhere)
     except OSError:
         pass
 
 
-def _guarded(arguments: Sequence[str], json_mode: bool) -> int:
+def _guarded(arguments: Sequence[str]) -> int:
+    asked = _Asked(arguments)
     try:
-        return _run(arguments, json_mode)
+        return _run(arguments, asked)
     except BrokenPipeError:
         _silence_stdout()
         return 128 + 13
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        _silence_stdout()
+        on_stdout = error.filename is None
+        if on_stdout:
+            _silence_stdout()
         where = f"{error.filename}" if error.filename else "standard output or a file"
         report_error(
             BrokenState(
                 f"the system says: {error.strerror or error}", where=where, hint="check the disk and permissions"
             ),
-            False,
+            asked.json and not on_stdout,
         )
         return ExitCode.BROKEN
     except Exception as error:
@@ -112,9 +134,9 @@ def _guarded(arguments: Sequence[str], json_mode: bool) -> int:
             BrokenState(
                 f"the manager failed ({kind}: {error}); this is a fault of the manager, not of your command",
                 name="internal",
-                hint=f"please report it with the output of: {DEBUG_VARIABLE}=1 {PROGRAM} {' '.join(arguments)}",
+                hint=f"please report it with the output of: {DEBUG_VARIABLE}=1 {PROGRAM} {shlex.join(arguments)}",
             ),
-            False,
+            asked.json,
         )
         return ExitCode.BROKEN
 
@@ -125,10 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if COMPLETE_VARIABLE in os.environ:
         root.main(args=given, prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE)
     gc.disable()  # a short-lived process: collecting cycles would cost a fifth of its time and give nothing back
-    code = _guarded(given, _wants_json(given))
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except (OSError, ValueError):
-        _silence_stdout()
+    code = _guarded(given)
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            _silence(descriptor)
     sys.exit(int(code))

@@ -14,12 +14,26 @@ from typing import Any
 from vllm_hust_ext.errors import ManagerError
 
 PLAIN_WIDTH = 80
+_LAST_COLUMN = 24
+"""Columns of the terminal that the last column of a table needs to be read, if its text is that long."""
 _COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "dim": "bright_black", "": None}
 
 
 def printable(text: str) -> str:
     """Control characters from foreign documents are shown, not sent to the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else _shown(c) for c in text)
+
+
+def one_line(text: str) -> str:
+    """As :func:`printable`, with line breaks and tabs shown too."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _shown(character: str) -> str:
+    number = ord(character)
+    if 0xDC80 <= number <= 0xDCFF:  # a byte of the command line or environment that is no text
+        number -= 0xDC00
+    return f"\\x{number:02x}"
 
 
 def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
@@ -105,15 +119,31 @@ class Output:
         if self.json_mode:
             return
         cells = [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in rows]
+        widths = [max([len(columns[i]), *(len(row[i].text) for row in cells)]) for i in range(len(columns))]
         if self.terminal:
-            self._rich_table(columns, cells, title)
+            room = self.width - sum(width + 2 for width in widths[:-1])
+            if room < min(widths[-1], _LAST_COLUMN):
+                self._stacked(columns, cells, title)
+            else:
+                self._rich_table(columns, cells, title)
             return
         if title:
             self._write(f"{title}\n")
-        widths = [max([len(columns[i]), *(len(row[i].text) for row in cells)]) for i in range(len(columns))]
         for row in [[Cell(c) for c in columns], *cells]:
             texts = [printable(c.text).replace("\n", " ") for c in row]
-            self._write("  ".join(t.ljust(w) for t, w in zip(texts, widths, strict=True)).rstrip() + "\n")
+            self._write(
+                "  ".join(t.ljust(min(w, PLAIN_WIDTH)) for t, w in zip(texts, widths, strict=True)).rstrip() + "\n"
+            )
+
+    def _stacked(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], title: str | None) -> None:
+        """For a terminal too narrow for the table: a row's first cell, and the others below it by name."""
+        if title:
+            self.heading(title)
+        self.line(columns[0], "dim")
+        for first, *others in rows:
+            self.line(first.text, "bold")
+            for name, cell in zip(columns[1:], others, strict=True):
+                self.line(f"{name}: {one_line(cell.text)}", cell.tone, indent=2)
 
     def _rich_table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], title: str | None) -> None:
         from rich.console import Console

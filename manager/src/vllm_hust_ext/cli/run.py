@@ -108,8 +108,11 @@ def run(
     variables = dict(os.environ)
     launch_id = launch_folders.new_launch_id()
     own: dict[str, str] = {}
-    if not chosen.flags.no_extensions:
-        own = {REPORT_DIR_VARIABLE: str(launch_folders.launches_folder() / launch_id), LAUNCH_ID_VARIABLE: launch_id}
+    folder = launch_folders.launches_folder()
+    if not chosen.flags.no_extensions and not folder.is_absolute():
+        warn(f"{launch_folders.UNKNOWN_FOLDER}; set {launch_folders.STATE_VARIABLE} to have them seen")
+    elif not chosen.flags.no_extensions:
+        own = {REPORT_DIR_VARIABLE: str(folder / launch_id), LAUNCH_ID_VARIABLE: launch_id}
         if metrics:
             own[METRICS_VARIABLE] = "1"
     planned = plan_launch(
@@ -129,7 +132,7 @@ def run(
     for text in plan.warnings:
         warn(text)
     variables.update(plan.changes)
-    if variables.get(REPORT_DIR_VARIABLE) == own.get(REPORT_DIR_VARIABLE, ""):
+    if own and variables.get(REPORT_DIR_VARIABLE) == own[REPORT_DIR_VARIABLE]:
         try:
             launch_folders.create(launch_id, session.environment.prefix, plan.command, plan.extensions)
             launch_folders.age_out()

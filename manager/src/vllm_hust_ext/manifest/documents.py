@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -38,15 +38,17 @@ from vllm_hust_ext.manifest.model import (
 def _version(value: str) -> str:
     try:
         Version(value)
-    except InvalidVersion:
+    except ValueError:
         raise ValueError(f"{value!r} is not a PEP 440 version") from None
     return value
 
 
 def _specifier(value: str) -> str:
     try:
-        SpecifierSet(value)
-    except InvalidSpecifier:
+        # Each part is asked, because packaging reads the version in it only then.
+        for part in SpecifierSet(value):
+            part.contains("0", prereleases=True)
+    except ValueError:
         raise ValueError(f"{value!r} is not a PEP 440 version range, for example '>=1.2,<2'") from None
     if not value.strip():
         raise ValueError("the range is blank; write '>=0' for any version")

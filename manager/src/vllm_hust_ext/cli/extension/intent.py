@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import click
 
 from vllm_hust_ext.cli.common import id_argument, json_option, python_option
 from vllm_hust_ext.cli.output import Output, warn
+from vllm_hust_ext.compatibility import stored_faults
 from vllm_hust_ext.discovery import Bundle
 from vllm_hust_ext.errors import ExitCode, Negative, Refused, UsageFault
 from vllm_hust_ext.intents import Intents, State
 from vllm_hust_ext.session import Session
+
+_ID = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
 def _done(
@@ -185,6 +189,12 @@ def mask(extension_id: str, json_mode: bool, python: str | None) -> int:
 
     def edit(intents: Intents) -> Intents:
         before.append(intents.state(extension_id))
+        if not _ID.fullmatch(extension_id) and extension_id not in session.inventory.known_ids():
+            raise UsageFault(
+                f"{extension_id!r} is no extension id, so a mask for it would hold nothing",
+                where="extension mask",
+                hint="an id is made of lower-case letters, digits, dots and dashes; see 'vllm-hust-ext extension list'",
+            )
         _refuse_dependants(session, extension_id, intents, "mask")
         return intents.with_(extension_id, State.MASKED)
 
@@ -264,6 +274,10 @@ def _read_configuration(file: str) -> dict[str, Any]:
     from vllm_hust_ext.manifest.loading import InvalidManifest, parse_json_object, read_file
 
     try:
+        if file == "-" and sys.stdin is None:
+            raise UsageFault(
+                "standard input is closed", name="configuration-invalid", where=file, hint="give a file, or pipe one in"
+            )
         data: bytes = sys.stdin.buffer.read() if file == "-" else read_file(Path(file), follow_symlink=True)
         value = parse_json_object(data, what="a configuration")
         json.dumps(value, allow_nan=False)
@@ -294,7 +308,11 @@ def _unused(session: Session, extension_id: str, value: dict[str, Any]) -> list[
     }
     if bundle is not None:
         known |= {s.endpoint_config for s in bundle.manifest.requires_services}
+    notes = stored_faults(value)
     others = sorted(set(value) - known)
     if not others:
-        return []
-    return [f"stored, but read by nobody here: {', '.join(others)} (the manager reads {', '.join(sorted(known))})"]
+        return notes
+    return [
+        *notes,
+        f"stored, but read by nobody here: {', '.join(others)} (the manager reads {', '.join(sorted(known))})",
+    ]

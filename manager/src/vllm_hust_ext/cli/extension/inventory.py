@@ -11,7 +11,7 @@ import click
 from vllm_hust_ext.cli.common import id_argument, json_option, python_option
 from vllm_hust_ext.cli.output import Cell, Output, warn
 from vllm_hust_ext.compatibility import Outcome, Status, Verdict
-from vllm_hust_ext.discovery import Bundle
+from vllm_hust_ext.discovery import BrokenBundle, Bundle
 from vllm_hust_ext.errors import BrokenState, ExitCode
 from vllm_hust_ext.session import Session
 from vllm_hust_ext.views import broken_view, bundle_view, environment_view, plugin_view, state_word
@@ -223,14 +223,11 @@ def validate(target: str, json_mode: bool, python: str | None) -> int:
     looks_like_file = os.sep in target or target.endswith(".json")
     if not looks_like_file:
         bundle, broken = session.inventory.bundles.get(target), session.inventory.broken.get(target)
-        if bundle is None and broken is None and not path.exists():
+        if bundle is None and broken is None and not os.path.exists(path):
             raise session.not_installed(target)
-        if broken is not None and broken.manifest_path is None:
-            return _validated(out, target, None, [{"location": "(registration)", "message": r} for r in broken.reasons])
-        found = bundle.manifest_path if bundle else broken.manifest_path if broken else None
         if broken is not None:
-            return _validated(out, target, found, [_split_reason(r) for r in broken.reasons])
-        path = found or path
+            return _validate_broken(out, target, broken)
+        path = bundle.manifest_path if bundle else path
     try:
         manifest = load_manifest(path)
     except InvalidManifest as error:
@@ -238,13 +235,17 @@ def validate(target: str, json_mode: bool, python: str | None) -> int:
     return _validated(out, target, path, [], manifest.schema_version, manifest.extension_id)
 
 
-def _split_reason(reason: str) -> dict[str, str]:
-    location, separator, message = reason.partition(": ")
-    return (
-        {"location": location, "message": message}
-        if separator and " " not in location
-        else {"location": "(registration)", "message": reason}
-    )
+def _validate_broken(out: Output, target: str, broken: BrokenBundle) -> int:
+    """The faults of its manifest; where that is sound, those of its registration."""
+    from vllm_hust_ext.manifest import InvalidManifest, load_manifest
+
+    faults = [{"location": "(registration)", "message": reason} for reason in broken.reasons]
+    if broken.manifest_path is not None:
+        try:
+            load_manifest(broken.manifest_path)
+        except InvalidManifest as error:
+            faults = [{"location": f.location, "message": f.message} for f in error.faults]
+    return _validated(out, target, broken.manifest_path, faults)
 
 
 def _validated(

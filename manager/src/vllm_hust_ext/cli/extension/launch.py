@@ -7,7 +7,7 @@ import os
 import click
 
 from vllm_hust_ext.cli.common import id_argument, json_option, python_option
-from vllm_hust_ext.cli.output import Output, warn
+from vllm_hust_ext.cli.output import Output, one_line, warn
 from vllm_hust_ext.cli.plan_text import refuse_conflicts, show
 from vllm_hust_ext.cli.run import Chosen, selection_options
 from vllm_hust_ext.errors import ExitCode
@@ -48,7 +48,7 @@ def env(chosen: Chosen, json_mode: bool, python: str | None) -> int:
         )
     else:
         for name, value in sorted(planned.plan.changes.items()):
-            out.raw(f"{name}={value}\n")
+            out.raw(f"{name}={one_line(value)}\n")
         for text in planned.plan.warnings:
             warn(text)
     return ExitCode.OK
@@ -79,7 +79,7 @@ def _plan_one(session: Session, extension_id: str) -> Planned:
     from vllm_hust_ext.selection import Selection
 
     bundle = session.bundle(extension_id)
-    member = Member(bundle, session.configuration(extension_id))
+    member = Member(bundle, session.intents.configuration(extension_id))
     made = make_plan(
         Request(
             members=[member],

@@ -67,6 +67,8 @@ def status(
             answer.show(out)
         if not watch:
             return answer.exit_code
+        if sys.stdout is None:  # nobody can ever see it
+            raise BrokenPipeError
         sys.stdout.flush()
         time.sleep(interval)
 
@@ -78,7 +80,8 @@ class _Answer:
         self.session = session
         self.extension_id = extension_id
         self.runtime = runtime
-        self.shown = list(runtime.observed) if everything else runtime.live
+        # A folder that the user named is shown whatever is in it: silence would hide a misspelt name.
+        self.shown = [o for o in runtime.observed if everything or o.launch is None or o.life is not Life.GONE]
         self.unhealthy = runtime.unhealthy(extension_id)
         self.states: list[str] = []
         if extension_id is not None:
@@ -156,10 +159,10 @@ class _Answer:
     def show(self, out: Output) -> None:
         if self.extension_id is not None:
             out.heading(f"{self.extension_id}: {', '.join(self.states)}")
-        if not self.shown:
+        if not self.runtime.live:
             out.line("no engine is running that was started by 'vllm-hust-ext run' or reports to a folder known here")
-            finished = len(self.runtime.observed)
-            if finished:
+            finished = sum(o.launch is not None for o in self.runtime.observed)
+            if finished and len(self.shown) < len(self.runtime.observed):
                 out.line(f"{finished} finished launch{'es' if finished > 1 else ''}; --all shows them", "dim")
         for observed in self.shown:
             self._show_one(out, observed)
@@ -176,7 +179,7 @@ class _Answer:
             out.line(shlex.join(launch.command), "dim", indent=2)
         else:
             out.line(f"folder {observed.folder}, {observed.life.value}", _TONES[observed.life])
-        if not observed.reports:
+        if not observed.reports and not observed.unreadable:
             out.line(
                 ("no process has reported: none has an open extension that reports, or it is still starting"), indent=2
             )
@@ -186,6 +189,9 @@ class _Answer:
                 out.line(f"{report.title} on {report.process.hostname}: not seen from this node", "warn", indent=2)
                 continue
             gone = "" if report.life is Life.LIVE else " (gone)"
+            if not carriers:
+                about = f" of {self.extension_id}" if self.extension_id else ""
+                out.line(f"{report.title}: reports nothing{about}", "dim", indent=2)
             for carrier in carriers:
                 tone = "bad" if carrier.unhealthy else "good" if carrier.effective else ""
                 out.line(f"{report.title}{gone}: {carrier.sentence()}", tone, indent=2)
@@ -193,6 +199,7 @@ class _Answer:
                     where, cause = carrier.last_failure.get("where"), carrier.last_failure.get("cause")
                     out.line(f"last failure at {where}: {cause}", "bad", indent=4)
         for unreadable in observed.unreadable:
-            out.line(f"{unreadable.path.name} {unreadable.reason}", "warn", indent=2)
+            name = "" if unreadable.path == observed.folder else f"{unreadable.path.name} "
+            out.line(f"{name}{unreadable.reason}", "warn", indent=2)
         if observed.uses_ray:
             out.line("workers that Ray started on other nodes are not seen from this node", "dim", indent=2)
