@@ -551,3 +551,56 @@ def test_the_mean_error_of_bfloat16_is_that_of_rounding():
         errors.append(float((out.cpu().double() - expected).abs().mean() / expected.abs().mean()))
     assert max(errors) < 2**-8
     assert math.isclose(errors[0], errors[1], rel_tol=1.0)
+
+
+# ---- what is remembered of accepted calls ---------------------------------------------------------------------------
+
+
+def test_a_repeated_call_computes_with_its_own_tensors():
+    """Checks are remembered by shape and length; nothing of the tensors is."""
+    for seed in range(3):
+        tnd([1, 30], [500, 30], 4, 2, 64, torch.float32, 3, seed=seed)
+    tnd([1, 30], [500, 31], 4, 2, 64, torch.float32, 3)
+    tnd([1, 30], [500, 30], 4, 2, 64, torch.float32, 3, heads_first=True)
+    tnd([1, 30], [500, 30], 4, 2, 64, torch.float32, 3, strided=True)
+    tnd([1, 30], [500, 30], 4, 2, 64, torch.float32, 0)
+
+
+def test_an_accepted_call_does_not_excuse_another(monkeypatch):
+    good = {"num_heads": 4, "num_key_value_heads": 2, "input_layout": "TND", "block_size": 128}
+    q, cache = torch.zeros(3, 4, 64).npu(), torch.zeros(4, 128, 128).npu()
+
+    def call(ids=(0, 1, 2), **changes):
+        return torch_npu.npu_fused_infer_attention_score(
+            q,
+            cache,
+            cache,
+            block_table=torch.tensor([ids], dtype=torch.int32).npu(),
+            **{"actual_seq_lengths": [3], "actual_seq_lengths_kv": [300], **good, **changes},
+        )
+
+    call()
+    with pytest.raises(RuntimeError, match="names block 9 as its number 2"):
+        call(ids=(0, 1, 9))
+    with pytest.raises(RuntimeError, match="sequence 0 has 400 keys"):
+        call(actual_seq_lengths_kv=[400])
+    with pytest.raises(RuntimeError, match="the last query end is 2"):
+        call(actual_seq_lengths=[2])
+    with pytest.raises(RuntimeError, match="needs atten_mask"):
+        call(sparse_mode=3)
+    monkeypatch.setattr(emulator_settings, "FLOAT32_ATTENTION", False)
+    with pytest.raises(RuntimeError, match="hardware takes float16 and bfloat16"):
+        call()
+
+
+def test_what_is_remembered_is_bounded():
+    from torch_npu.ops import attention_arguments
+
+    q = torch.zeros(1, 4, 64).npu()
+    for keys in range(1, 200):
+        k = torch.zeros(keys, 4, 64).npu()
+        torch_npu.npu_fused_infer_attention_score(
+            q, k, k, actual_seq_lengths=[1], actual_seq_lengths_kv=[keys], num_heads=4, input_layout="TND"
+        )
+    assert len(attention_arguments._accepted) <= attention_arguments._REMEMBERED
+    assert all(call.query.numel() == 0 and call.block_table is None for call in attention_arguments._accepted.values())

@@ -133,7 +133,7 @@ class Attention {
       for (int64_t g = 0; g < group_; ++g) {
         const T* source = query_ + s.query_batch * p_.query.batch + (s.query_begin + task.query_begin + i) * p_.query.row +
                           (task.kv_head * group_ + g) * p_.query.head;
-        std::copy_n(source, p_.head_size, tile.queries.data() + (i * group_ + g) * p_.head_size);
+        std::copy_n(source, p_.head_size, tile.queries + (i * group_ + g) * p_.head_size);
       }
     }
     tile.start(rows);
@@ -152,13 +152,13 @@ class Attention {
     }
     if (task.partial < 0) {
       for (int64_t row = 0; row < rows; ++row) {
-        write(task, row, tile.sums.data() + row * p_.value_size, tile.maxima[row], tile.denominators[row]);
+        write(task, row, tile.sums + row * p_.value_size, tile.maxima[row], tile.denominators[row]);
       }
       return;
     }
-    std::copy_n(tile.sums.data(), rows * p_.value_size, partial_sums_.data() + task.partial * p_.value_size);
-    std::copy_n(tile.maxima.data(), rows, partial_maxima_.data() + task.partial);
-    std::copy_n(tile.denominators.data(), rows, partial_denominators_.data() + task.partial);
+    std::copy_n(tile.sums, rows * p_.value_size, partial_sums_.data() + task.partial * p_.value_size);
+    std::copy_n(tile.maxima, rows, partial_maxima_.data() + task.partial);
+    std::copy_n(tile.denominators, rows, partial_denominators_.data() + task.partial);
   }
 
   // Logits of keys [begin, end) that a query must not see become -inf.
@@ -173,7 +173,7 @@ class Attention {
                              : p_.mask + s.query_batch * p_.mask_batch + query * p_.mask_row + begin;
       if (first == 0 && last == end - begin && mask == nullptr) continue;
       for (int64_t g = 0; g < group_; ++g) {
-        float* row = tile.logits.data() + (i * group_ + g) * kChunk;
+        float* row = tile.logits + (i * group_ + g) * kChunk;
         std::fill(row, row + first, kMinusInfinity);
         std::fill(row + std::max(first, last), row + (end - begin), kMinusInfinity);
         for (int64_t n = first; mask != nullptr && n < last; ++n) {

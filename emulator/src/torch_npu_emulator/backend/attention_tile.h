@@ -8,7 +8,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "attention.h"
 
@@ -64,42 +67,86 @@ inline Floats exp_nonpositive(Floats x) {
 }
 inline float exp_nonpositive(float x) { return exp_nonpositive(Floats{} + x)[0]; }
 
-// Scratch memory of one thread, and the operations on it.
+// Memory that a thread keeps for its next call: fresh pages would cost more than small calls compute.
+class Scratch {
+ public:
+  // Gives `count` elements, not initialised. All that was given before stays valid until restart().
+  template <typename Element>
+  Element* take(int64_t count) {
+    const auto bytes = (static_cast<size_t>(count) * sizeof(Element) + 63) / 64 * 64;
+    if (used_ + bytes > blocks_.back().size) grow(bytes);
+    auto* result = reinterpret_cast<Element*>(blocks_.back().data.get() + used_);
+    used_ += bytes;
+    return result;
+  }
+
+  // One block of the size that was needed last time replaces the blocks that it grew by.
+  void restart() {
+    if (blocks_.size() > 1) {
+      size_t total = 0;
+      for (const auto& block : blocks_) total += block.size;
+      blocks_.clear();
+      blocks_.push_back(make(total));
+    }
+    used_ = 0;
+  }
+
+  Scratch() { blocks_.push_back(make(size_t{1} << 16)); }
+
+ private:
+  struct Block {
+    std::unique_ptr<char, decltype(&std::free)> data;
+    size_t size;
+  };
+  static Block make(size_t size) {
+    auto* data = static_cast<char*>(std::aligned_alloc(64, size));
+    TORCH_CHECK(data != nullptr, "out of host memory");
+    return {{data, &std::free}, size};
+  }
+  void grow(size_t bytes) {
+    blocks_.push_back(make(std::max(bytes, 2 * blocks_.back().size)));
+    used_ = 0;
+  }
+  std::vector<Block> blocks_;
+  size_t used_ = 0;
+};
+
+// The working memory of one thread, and the operations on it.
 template <typename T>
 class Tile {
  public:
   Tile(int64_t max_rows, int64_t head_size, int64_t value_size)
-      : head_size_(head_size),
-        value_size_(value_size),
-        queries(max_rows * head_size),
-        wide_queries(max_rows * head_size),
-        logits(max_rows * kChunk),
-        sums(max_rows * value_size),
-        maxima(max_rows),
-        denominators(max_rows) {
+      : head_size_(head_size), value_size_(value_size), slim_(matrix_unit() && max_rows <= kSlimRows) {
+    scratch().restart();
+    queries = take<T>(max_rows * head_size);
+    logits = take<float>(max_rows * kChunk);
+    sums = take<float>(max_rows * value_size);
+    maxima = take<float>(max_rows);
+    denominators = take<float>(max_rows);
     if (matrix_unit()) {
-      weights_.resize(max_rows * kChunk);
-      values_.resize(kChunk * value_size);
-      if (max_rows <= kSlimRows) {
-        columns_.resize(kChunk * kSlimRows);
-        packed_queries_.resize(head_size * kSlimRows);
+      weights_ = take<T>(max_rows * kChunk);
+      values_ = take<T>(kChunk * value_size);
+      if (slim_) {
+        columns_ = take<float>(kChunk * kSlimRows);
+        packed_queries_ = take<T>(head_size * kSlimRows);
       } else {
-        keys_.resize(kChunk * head_size);
+        keys_ = take<T>(kChunk * head_size);
       }
-    } else if (max_rows > kFewRows) {
-      wide_.resize(kChunk * std::max(head_size, value_size));
+      return;
     }
+    wide_queries_ = take<float>(max_rows * head_size);
+    wide_ = take<float>(kChunk * std::max(head_size, value_size));
   }
 
   void start(int64_t rows) {
     rows_ = rows;
     if (!packed()) {
-      for (int64_t i = 0; i < rows * head_size_; ++i) wide_queries[i] = widen(queries[i]);
+      for (int64_t i = 0; i < rows * head_size_; ++i) wide_queries_[i] = widen(queries[i]);
     }
     if (slim()) pack_queries();
-    std::fill_n(sums.data(), rows * value_size_, 0.0f);
-    std::fill_n(maxima.data(), rows, kMinusInfinity);
-    std::fill_n(denominators.data(), rows, 0.0f);
+    std::fill_n(sums, rows * value_size_, 0.0f);
+    std::fill_n(maxima, rows, kMinusInfinity);
+    std::fill_n(denominators, rows, 0.0f);
   }
 
   // logits[rows, first .. first + count) = queries . keys^T; `key` points at the first key.
@@ -111,7 +158,7 @@ class Tile {
     if constexpr (std::is_same_v<T, at::BFloat16>) {
       if (slim()) {
         at::native::cpublas::brgemm(count, kSlimRows, head_size_, row_stride, kSlimRows, kSlimRows, false, key,
-                                    packed_queries_.data(), columns_.data() + first * kSlimRows, true);
+                                    packed_queries_, columns_ + first * kSlimRows, true);
         return;
       }
       if (packed()) {
@@ -122,9 +169,9 @@ class Tile {
     for (int64_t n = 0; n < count; ++n) {
       for (int64_t d = 0; d < head_size_; ++d) wide_[n * head_size_ + d] = widen(key[n * row_stride + d]);
     }
-    auto result = matrix(logits.data() + first, rows_, count, kChunk);
-    at::cpu::mm_out(result, matrix(wide_queries.data(), rows_, head_size_, head_size_),
-                    matrix(wide_.data(), count, head_size_, head_size_).t());
+    auto result = matrix(logits + first, rows_, count, kChunk);
+    at::cpu::mm_out(result, matrix(wide_queries_, rows_, head_size_, head_size_),
+                    matrix(wide_, count, head_size_, head_size_).t());
   }
 
   // After all keys of a chunk: the matrix product of the packed form; of the slim one, keys become columns.
@@ -132,12 +179,12 @@ class Tile {
     if constexpr (std::is_same_v<T, at::BFloat16>) {
       if (slim()) {
         for (int64_t m = 0; m < rows_; ++m) {
-          float* row = logits.data() + m * kChunk;
+          float* row = logits + m * kChunk;
           for (int64_t n = 0; n < count; ++n) row[n] = columns_[n * kSlimRows + m];
         }
       } else if (packed()) {
-        at::native::cpublas::brgemm(rows_, count, head_size_, head_size_, kChunk, kChunk, false, queries.data(),
-                                    keys_.data(), logits.data(), true);
+        at::native::cpublas::brgemm(rows_, count, head_size_, head_size_, kChunk, kChunk, false, queries,
+                                    keys_, logits, true);
       }
     }
   }
@@ -146,7 +193,7 @@ class Tile {
   void soften(int64_t count, float scale) {
     const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
     for (int64_t m = 0; m < rows_; ++m) {
-      float* row = logits.data() + m * kChunk;
+      float* row = logits + m * kChunk;
       std::fill(row + count, row + padded, kMinusInfinity);
       Floats largest = Floats{} + kMinusInfinity;
       for (int64_t n = 0; n < padded; n += kLanes) {
@@ -158,7 +205,7 @@ class Tile {
       const float maximum = std::max(maxima[m], top * scale);
       if (maximum == kMinusInfinity) {
         if (packed()) {
-          std::fill_n(weights_.data() + m * kChunk, padded, T(0));
+          std::fill_n(weights_ + m * kChunk, padded, T(0));
         } else {
           std::fill_n(row, padded, 0.0f);
         }
@@ -170,13 +217,13 @@ class Tile {
         total += weight;
         store(row + n, weight);
       }
-      if (packed()) narrow(row, reinterpret_cast<uint16_t*>(weights_.data() + m * kChunk), padded);
+      if (packed()) narrow(row, reinterpret_cast<uint16_t*>(weights_ + m * kChunk), padded);
       const float shrink = exp_nonpositive(maxima[m] - maximum);
       denominators[m] *= shrink;
       for (int lane = 0; lane < kLanes; ++lane) denominators[m] += total[lane];
       maxima[m] = maximum;
       if (shrink != 1.0f) {
-        float* sum = sums.data() + m * value_size_;
+        float* sum = sums + m * value_size_;
 #pragma omp simd
         for (int64_t d = 0; d < value_size_; ++d) sum[d] *= shrink;
       }
@@ -198,9 +245,9 @@ class Tile {
     for (int64_t n = 0; n < count; ++n) {
       for (int64_t d = 0; d < value_size_; ++d) wide_[n * value_size_ + d] = widen(value[n * row_stride + d]);
     }
-    auto result = matrix(sums.data(), rows_, value_size_, value_size_);
-    at::cpu::addmm_out(result, result, matrix(logits.data() + first, rows_, count, kChunk),
-                       matrix(wide_.data(), count, value_size_, value_size_), 1, 1);
+    auto result = matrix(sums, rows_, value_size_, value_size_);
+    at::cpu::addmm_out(result, result, matrix(logits + first, rows_, count, kChunk),
+                       matrix(wide_, count, value_size_, value_size_), 1, 1);
   }
 
   void finish_values(int64_t count) {
@@ -216,7 +263,7 @@ class Tile {
       // In columns of 64: a wider panel of values does not stay in the first-level cache.
       for (int64_t d = 0; d < value_size_; d += 64) {
         at::native::cpublas::brgemm(rows_, std::min<int64_t>(64, value_size_ - d), even, kChunk, value_size_,
-                                    value_size_, true, weights_.data(), values_.data() + 2 * d, sums.data() + d, true);
+                                    value_size_, true, weights_, values_ + 2 * d, sums + d, true);
       }
     }
   }
@@ -228,17 +275,21 @@ class Tile {
     }
   }
 
- private:
-  int64_t head_size_, value_size_, rows_ = 0;
-
- public:
-  std::vector<T> queries;            // [rows, head_size]
-  std::vector<float> wide_queries;   // the same
-  std::vector<float> logits;         // [rows, kChunk]: logits, then weights
-  std::vector<float> sums;           // [rows, value_size]: sum of weights * values
-  std::vector<float> maxima, denominators;  // [rows]
+  T* queries;      // [rows, head_size]
+  float* logits;   // [rows, kChunk]: logits, then weights
+  float* sums;     // [rows, value_size]: sum of weights * values
+  float *maxima, *denominators;  // [rows]
 
  private:
+  static Scratch& scratch() {
+    static thread_local Scratch own;
+    return own;
+  }
+  template <typename Element>
+  static Element* take(int64_t count) {
+    return scratch().take<Element>(count);
+  }
+
   bool few() const { return rows_ <= kFewRows && !matrix_unit(); }
   // Whether products of bfloat16 matrices with float32 sums are done in hardware here.
   static bool matrix_unit() {
@@ -246,11 +297,11 @@ class Tile {
     return yes;
   }
   static bool packed() { return matrix_unit(); }
-  bool slim() const { return matrix_unit() && !columns_.empty(); }
+  bool slim() const { return slim_; }
 
   // packed_queries_[d / 2][m][d % 2] = queries[m][d], with zero rows behind the last one.
   void pack_queries() {
-    std::fill(packed_queries_.begin(), packed_queries_.end(), T(0));
+    std::fill_n(packed_queries_, head_size_ * kSlimRows, T(0));
     for (int64_t m = 0; m < rows_; ++m) {
       for (int64_t d = 0; d < head_size_; ++d) {
         packed_queries_[(d / 2) * 2 * kSlimRows + 2 * m + d % 2] = queries[m * head_size_ + d];
@@ -265,7 +316,7 @@ class Tile {
 
   void dot_row(const T* key, int64_t column) {
     for (int64_t m = 0; m < rows_; ++m) {
-      const float* query = wide_queries.data() + m * head_size_;
+      const float* query = wide_queries_ + m * head_size_;
       float dot = 0.0f;
 #pragma omp simd reduction(+ : dot)
       for (int64_t d = 0; d < head_size_; ++d) dot += query[d] * widen(key[d]);
@@ -278,7 +329,7 @@ class Tile {
       const T* row = value + n * row_stride;
       for (int64_t m = 0; m < rows_; ++m) {
         const float weight = logits[m * kChunk + first + n];
-        float* sum = sums.data() + m * value_size_;
+        float* sum = sums + m * value_size_;
 #pragma omp simd
         for (int64_t d = 0; d < value_size_; ++d) sum[d] += weight * widen(row[d]);
       }
@@ -287,7 +338,7 @@ class Tile {
 
   // keys_[d / 2][n][d % 2] = key[n][d]: the transpose, in pairs of channels.
   void pack_keys(const T* key, int64_t row_stride, int64_t first, int64_t count) {
-    auto* packed = reinterpret_cast<uint32_t*>(keys_.data()) + first;
+    auto* packed = reinterpret_cast<uint32_t*>(keys_) + first;
     const int64_t pairs = head_size_ / 2;
     int64_t n = 0;
     for (; n + kLanes <= count; n += kLanes) {
@@ -338,12 +389,12 @@ class Tile {
   void pack_values(const T* value, int64_t row_stride, int64_t first, int64_t count) {
     int64_t n = 0;
     auto put = [&](int64_t at, const T* row) {
-      T* pair = values_.data() + (at / 2) * 2 * value_size_ + at % 2;
+      T* pair = values_ + (at / 2) * 2 * value_size_ + at % 2;
       for (int64_t d = 0; d < value_size_; ++d) pair[2 * d] = row[d];
     };
     if (first % 2 == 1 && count > 0) put(first, value + row_stride * n++);
     for (; n + 1 < count; n += 2) {
-      auto* pairs = reinterpret_cast<uint32_t*>(values_.data()) + (first + n) / 2 * value_size_;
+      auto* pairs = reinterpret_cast<uint32_t*>(values_) + (first + n) / 2 * value_size_;
       const auto* even = reinterpret_cast<const uint16_t*>(value + n * row_stride);
       const auto* odd = reinterpret_cast<const uint16_t*>(value + (n + 1) * row_stride);
 #pragma omp simd
@@ -352,10 +403,12 @@ class Tile {
     if (n < count) put(first + n, value + n * row_stride);
   }
 
-  std::vector<T> weights_;  // [rows, kChunk]
-  std::vector<T> keys_, values_, packed_queries_;
-  std::vector<float> columns_;  // [keys, kSlimRows]: logits, transposed
-  std::vector<float> wide_;
+  int64_t head_size_, value_size_, rows_ = 0;
+  bool slim_;
+  T* weights_ = nullptr;  // [rows, kChunk]
+  T *keys_ = nullptr, *values_ = nullptr, *packed_queries_ = nullptr;
+  float* columns_ = nullptr;  // [keys, kSlimRows]: logits, transposed
+  float *wide_queries_ = nullptr, *wide_ = nullptr;
 };
 
 }  // namespace npu_emulator

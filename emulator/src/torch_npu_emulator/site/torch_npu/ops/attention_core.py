@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from torch_npu.emulator import counters, oplog, settings
 
 UNLIMITED = 2147483647  # int32: what the operators' documents use for "no limit" on tokens
+
+_NOTHING = torch.empty(0)
 
 LSE_SHIFT = 3.0
 LOG2_E = 1.4426950408889634
@@ -56,12 +59,37 @@ class Call:
     mask: torch.Tensor | None = None
     sink: torch.Tensor | None = None
 
+    # Worked out once for calls that are repeated.
+    flat_sequences: list[int] | None = None
+    counted_tokens: tuple[int, int] | None = None
+
+    def without_tensors(self) -> Call:
+        """What can be kept for a later call with tensors of the same shapes."""
+        kept = copy.copy(self)
+        kept.query = kept.key = kept.value = kept.out = _NOTHING
+        kept.lse = kept.block_table = None
+        kept.flat_sequences = self.flatten()
+        kept.counted_tokens = self.kv_tokens()
+        return kept
+
+    def flatten(self) -> list[int]:
+        """The sequences as the backend takes them: six numbers each."""
+        if self.flat_sequences is not None:
+            return self.flat_sequences
+        return [
+            number
+            for s in self.sequences
+            for number in (s.query_batch, s.query_begin, s.query_length, s.kv_batch, s.kv_begin, s.kv_length)
+        ]
+
     @property
     def masked(self) -> bool:
         return self.mask is not None or self.before < UNLIMITED or self.after < UNLIMITED
 
     def kv_tokens(self) -> tuple[int, int]:
         """How many keys all sequences read: by token, and by whole page. Each sequence reads its keys once."""
+        if self.counted_tokens is not None:
+            return self.counted_tokens
         tokens = pages = 0
         windowed = self.before < UNLIMITED or self.after < UNLIMITED
         for s in self.sequences:
@@ -100,11 +128,7 @@ def run(call: Call) -> None:
         call.sink,
         call.out,
         call.lse,
-        [
-            number
-            for s in call.sequences
-            for number in (s.query_batch, s.query_begin, s.query_length, s.kv_batch, s.kv_begin, s.kv_length)
-        ],
+        call.flatten(),
         scale,
         call.aligned_at_end,
         call.before,
