@@ -265,6 +265,40 @@ def test_an_interrupt_while_starting_is_no_traceback(scratch: Scratch) -> None:
     assert (answer.code, answer.out, answer.err) == (130, "", "")
 
 
+def test_an_exported_report_folder_that_is_none_is_said(scratch: Scratch) -> None:
+    answer = scratch.run("run", "--", "true", env={"VLLM_HUST_EXT_REPORT_DIR": str(scratch.root / "none")})
+    assert answer.code == 0
+    assert "is no folder: engines will write no reports" in answer.err
+
+
+def test_a_working_folder_that_is_gone_is_named(scratch: Scratch) -> None:
+    gone = scratch.root / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD" && exec "$0" -m vllm_hust_ext run --  ./x', str(scratch.python)],
+        env=scratch.environment(),
+        cwd=gone,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 4
+    assert "working folder: it does not exist any more" in done.stderr
+
+
+def test_an_empty_python_is_not_the_managers_own(scratch: Scratch) -> None:
+    answer = scratch.extension("list", "--python", "")
+    assert answer.code == 2
+    assert "could not be run" in answer.err
+
+
+def test_a_missing_verb_shows_the_help_and_no_error(scratch: Scratch) -> None:
+    answer = scratch.run("extension")
+    assert answer.code == 2
+    assert answer.err.startswith("Usage: ")
+
+
 # Streams and terminals -----------------------------------------------------------------------------------------------
 
 

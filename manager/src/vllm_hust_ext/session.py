@@ -29,7 +29,7 @@ class Session:
 
     @cached_property
     def environment(self) -> Environment:
-        return environments.of(self._python) if self._python else environments.current()
+        return environments.current() if self._python is None else environments.of(self._python)
 
     @cached_property
     def hosts(self) -> Hosts:

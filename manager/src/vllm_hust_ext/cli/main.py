@@ -21,6 +21,9 @@ PROGRAM = "vllm-hust-ext"
 COMPLETE_VARIABLE = "_VLLM_HUST_EXT_COMPLETE"
 DEBUG_VARIABLE = "VLLM_HUST_EXT_TRACEBACK"
 
+_NoArguments: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What newer releases of click raise where a verb is missing: its message is the help text, not a fault."""
+
 _COMMANDS = {
     "extension": "vllm_hust_ext.cli.extension:extension",
     "run": "vllm_hust_ext.cli.run:run",
@@ -78,6 +81,9 @@ def _run(arguments: Sequence[str], asked: _Asked) -> int:
         return leave.exit_code
     except click.exceptions.Abort:
         return 130
+    except _NoArguments as error:
+        click.echo(error.format_message(), err=True)
+        return ExitCode.USAGE
     except click.UsageError as error:
         failed_in = error.ctx
         hint = f"see '{failed_in.command_path} --help'" if failed_in is not None else None
@@ -105,6 +111,14 @@ def _silence(descriptor: int) -> None:
         pass
 
 
+def _working_folder_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
+
+
 def _guarded(arguments: Sequence[str]) -> int:
     asked = _Asked(arguments)
     try:
@@ -115,14 +129,16 @@ def _guarded(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        on_stdout = error.filename is None
+        gone = _working_folder_is_gone()
+        on_stdout = error.filename is None and not gone
         if on_stdout:
             _silence_stdout()
         where = f"{error.filename}" if error.filename else "standard output or a file"
+        said, hint = f"the system says: {error.strerror or error}", "check the disk and permissions"
+        if gone and not error.filename:
+            where, said, hint = "working folder", "it does not exist any more", "change to a folder that exists"
         report_error(
-            BrokenState(
-                f"the system says: {error.strerror or error}", where=where, hint="check the disk and permissions"
-            ),
+            BrokenState(said, where=where, hint=hint),
             asked.json and not on_stdout,
         )
         return ExitCode.BROKEN

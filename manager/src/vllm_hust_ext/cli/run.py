@@ -132,6 +132,9 @@ def run(
     for text in plan.warnings:
         warn(text)
     variables.update(plan.changes)
+    exported = os.environ.get(REPORT_DIR_VARIABLE)
+    if exported and not os.path.isdir(exported):
+        warn(f"you exported {REPORT_DIR_VARIABLE}={exported}, which is no folder: engines will write no reports")
     if own and variables.get(REPORT_DIR_VARIABLE) == own[REPORT_DIR_VARIABLE]:
         try:
             launch_folders.create(launch_id, session.environment.prefix, plan.command, plan.extensions)
