@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def main(job_path: str, result_path: str) -> None:
             }
         )
     Path(result_path).write_text(json.dumps({"batches": batches}))
+    # Reports, counters and the operator log are written about once a second, and the core ends without a last word.
+    time.sleep(1.5)
 
 
 if __name__ == "__main__":
