@@ -6,7 +6,7 @@ MODEL   ?=
 KERNELS ?= reference
 ARGS    ?=
 
-.PHONY: help demo test lint bench evidence env-demo env-test clean
+.PHONY: help demo test lint bench evidence check-demo env-demo env-test clean
 
 help:
 	@echo "make demo            set up, then serve a real chat model on the emulated NPU, stock and with cascade"
@@ -23,7 +23,12 @@ env-demo:
 env-test:
 	@$(if $(PYTHON),,$(error no python3 found: install python3.11))$(PYTHON) tools/setup_environment.py test
 
-demo: env-demo
+# Before the set-up, which takes minutes.
+check-demo:
+	@$(if $(filter reference none,$(KERNELS)),,$(error KERNELS=$(KERNELS): accepted are reference and none))test -z "$(MODEL)" \
+	|| test -f "$(MODEL)/config.json" || { echo "MODEL=$(MODEL): no model folder there (it has no config.json)"; exit 1; }
+
+demo: check-demo env-demo
 	@$(VENV)/python -m demo --kernels $(KERNELS) $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test: env-test

