@@ -41,8 +41,9 @@ def show(found: dict[str, Any]) -> None:
     show_differences("stock in another order", stock.answers, stock.reordered)
     for arm in found["arms"]:
         show_differences(arm.name, stock.answers, arm.answers)
-    print("\nAll of this ran on an emulated NPU: it shows what is computed, how often and from where, not how fast an")
-    print("Ascend device does it.")
+    print("\nAll of this ran on an emulated NPU: it shows what is computed, how often and")
+    print("from where, not how fast an Ascend device does it. Times are of this machine's")
+    print("processor, and of whatever else ran on it.")
 
 
 def show_arm(arm: ArmResult) -> None:
@@ -68,7 +69,7 @@ def show_arm(arm: ArmResult) -> None:
 
 
 def show_traffic(table: dict[str, Any]) -> None:
-    print("\nKV bytes read per decode step (all requests, all layers, by token)")
+    print("\nKV bytes read per decode step that all requests take part in (all layers)")
     ideal = table["ideal_bytes_per_step"]
     for name in ("stock", "cascade"):
         row = table[name]
@@ -87,7 +88,8 @@ def show_differences(name: str, reference: list[Answer], other: list[Answer]) ->
     for difference in found:
         print(f"    first difference in {difference}{'' if difference.near_tie else '  <- no near tie'}")
     if found:
-        print(f"    (a near tie is at most {NEAR_TIE} apart)")
+        print(f"    (a near tie: at most {NEAR_TIE} apart in stock's own logprobs; bfloat16 rounds a sum")
+        print("    of two parts differently. Identity of tokens is tested in float32.)")
 
 
 def as_json(found: dict[str, Any], faults: list[str]) -> dict[str, Any]:

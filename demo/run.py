@@ -21,6 +21,9 @@ from .server import SERVED_NAME, Arm, Running, ServerFailed, serve
 EXTENSION = "org.vllm-hust.split-batch-full-graph"
 CARRIER = "cascade-attention"
 PAGE = 128
+DEFAULT_OUTPUT = Path("out/demo")
+#: Marks a folder as the demo's, to be emptied by its next run.
+OUTPUT_MARK = ".written-by-the-demo"
 #: Gates a user exports beside the manager's: the defaults (8192 tokens, 32 requests) suit a 14B model on hardware.
 THRESHOLDS = {"VLLM_ASCEND_CASCADE_MIN_PREFIX": "1024", "VLLM_ASCEND_CASCADE_MIN_REQS": "4"}
 GATE = {"VLLM_ASCEND_ENABLE_CASCADE_DECODE": "1"}
@@ -64,7 +67,7 @@ def parse(argv: list[str] | None) -> Settings:
         "--model", type=Path, help="a model folder with a chat template (default: SmolLM2-135M-Instruct)"
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("out/demo"), help="logs, engine reports and result.json go here"
+        "--output", type=Path, default=DEFAULT_OUTPUT, help="logs, engine reports and result.json go here"
     )
     parser.add_argument("--requests", type=int, default=16, help="concurrent requests (default 16)")
     parser.add_argument("--tokens", type=int, default=40, help="most tokens of an answer (default 40)")
@@ -100,7 +103,13 @@ def default_model() -> Path:
 
 
 def layers_of(model: Path) -> int:
-    return int(json.loads((model / "config.json").read_text())["num_hidden_layers"])
+    try:
+        return int(json.loads((model / "config.json").read_text())["num_hidden_layers"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DemoFailed(
+            f"--model {model}: its config.json does not say num_hidden_layers ({type(error).__name__}: {error}); "
+            "name the folder of a text model"
+        ) from None
 
 
 def manager(*arguments: str, env: dict[str, str]) -> list[str]:
@@ -193,12 +202,30 @@ def _timed(what: str, server: Running, requests: list[Conversation], tokens: int
     return answers, seconds
 
 
+def prepare_output(folder: Path) -> None:
+    """Make `folder`, empty; only what an earlier run of the demo left is removed.
+
+    Raises:
+        DemoFailed: the folder holds something else, or cannot be made.
+    """
+    try:
+        if folder.is_dir() and any(folder.iterdir()):
+            if folder != DEFAULT_OUTPUT and not (folder / OUTPUT_MARK).is_file():
+                raise DemoFailed(f"--output {folder}: it holds files of others; name an empty or new folder")
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / OUTPUT_MARK).touch()
+    except OSError as error:
+        raise DemoFailed(
+            f"--output {folder}: it cannot be written ({error.strerror or error}); name another folder"
+        ) from None
+
+
 def demo(settings: Settings) -> dict[str, Any]:
     """Run the three arms and return everything that was found."""
-    shutil.rmtree(settings.output, ignore_errors=True)
-    settings.output.mkdir(parents=True)
-    requests = conversations(settings.requests)
     layers = layers_of(settings.model)
+    prepare_output(settings.output)
+    requests = conversations(settings.requests)
     private = {"VLLM_HUST_EXT_CONFIG": str((settings.output / "intents.json").resolve())}
     kernels = {"NPU_EMU_KERNELS": settings.kernels}
 
