@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import torch_npu_emulator
-from torch_npu_emulator.environment import SITE, EmulatorRefused, refuse_real_npu
+from torch_npu_emulator.environment import SITE, EmulatorRefused, refuse_real_npu, refuse_settings
 
 COMMAND = [sys.executable, "-m", "torch_npu_emulator"]
 
@@ -156,3 +156,25 @@ def test_the_site_folders_own_distribution_has_the_packages_version():
     metadata = (folders[0] / "METADATA").read_text().splitlines()
     assert f"Version: {torch_npu_emulator.__version__}" in metadata
     assert "Name: torch-npu-emulator" in metadata
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NPU_EMU_DEVICES", "zero"),
+        ("NPU_EMU_TOTAL_GIB", "-1"),
+        ("NPU_EMU_TRITON", "x"),
+        ("NPU_EMU_FAULT", "nope"),
+        ("NPU_EMU_DEVICE_LIMITS", "yes"),
+        ("NPU_EMU_FLOAT32_ATTENTION", "true"),
+    ],
+)
+def test_an_unreadable_setting_is_refused_before_the_command_starts(name, value):
+    """Every process would refuse it at `import torch`, behind torch's own traceback."""
+    with pytest.raises(EmulatorRefused, match=f"{name}.*{value}"):
+        refuse_settings({name: value})
+
+
+def test_readable_settings_are_accepted(tmp_path):
+    refuse_settings({"NPU_EMU_DEVICES": "2", "NPU_EMU_FAULT": "lse_shift", "NPU_EMU_COUNTERS": str(tmp_path / "new")})
+    refuse_settings({})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,8 +32,8 @@ def environment(base: Mapping[str, str] | None = None, *, kernels: bool = True) 
 
     ``kernels=False``, like ``NPU_EMU_KERNELS=none`` in ``base``, leaves the stand-in ``ascend_kernel`` out.
 
-    Raises `EmulatorRefused` where a real torch-npu or CANN is present, or where ``base`` keeps torch from loading
-    device backends.
+    Raises `EmulatorRefused` where a real torch-npu or CANN is present, where ``base`` keeps torch from loading
+    device backends, or where one of the emulator's own variables holds what it does not accept.
     """
     result = dict(os.environ if base is None else base)
     refuse_real_npu(result)
@@ -40,6 +41,7 @@ def environment(base: Mapping[str, str] | None = None, *, kernels: bool = True) 
         raise EmulatorRefused(
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set, so torch would not load the emulated NPU: unset it"
         )
+    refuse_settings(result)
     if not kernels:
         result[KERNELS_VARIABLE] = "none"
     folders = [str(SITE)]
@@ -81,6 +83,26 @@ def refuse_real_npu(base: Mapping[str, str], cann_folder: Path = _CANN_FOLDER) -
             )
     if cann_folder.exists():
         raise EmulatorRefused(f"CANN is installed in {cann_folder}: the emulated NPU is for machines without one")
+
+
+def refuse_settings(base: Mapping[str, str]) -> None:
+    """Raises `EmulatorRefused` for what every process would refuse only when it imports torch, behind a traceback."""
+    path = SITE / "torch_npu" / "emulator" / "setting_values.py"
+    spec = importlib.util.spec_from_file_location("torch_npu_emulator._setting_values", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        values = module.read(base)
+    except module.SettingError as error:
+        raise EmulatorRefused(str(error)) from None
+    for name, place in (("NPU_EMU_COUNTERS", values.counters_folder), ("NPU_EMU_OPLOG", values.oplog_path)):
+        nearest = Path(place).absolute() if place else None
+        while nearest is not None and not nearest.exists() and nearest != nearest.parent:
+            nearest = nearest.parent
+        if nearest is not None and not os.access(nearest, os.W_OK):
+            raise EmulatorRefused(f"{name}={place}: {nearest} cannot be written to; name a folder of yours")
 
 
 def _kernels_wanted(base: Mapping[str, str]) -> bool:
