@@ -8,6 +8,8 @@ from .client import Answer
 
 #: Two bfloat16 steps of a logit between 16 and 32; two tokens closer than this are a tie in this precision.
 NEAR_TIE = 0.25
+#: Logprobs are differences of float32 sums: two steps apart may read as 0.2500002.
+ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Difference:
 
     @property
     def near_tie(self) -> bool:
-        return self.gap is not None and self.gap <= NEAR_TIE
+        return self.gap is not None and self.gap <= NEAR_TIE + ROUNDING
 
     def __str__(self) -> str:
         gap = "not among the likeliest tokens" if self.gap is None else f"logprobs {self.gap:.3f} apart"

@@ -103,7 +103,7 @@ def ensure_model() -> Path:
     Raises:
         ModelError: the cache cannot be written, download or conversion failed, or the checksum is not the known one.
     """
-    folder = cache_folder() / f"{FOLDER}-{WEIGHTS_SHA256[:12]}"
+    folder = cache_folder() / WEIGHTS_SHA256[:12] / FOLDER
     if is_complete(folder):
         return folder
     begin = time.monotonic()

@@ -136,21 +136,23 @@ def pinned(name: str, distribution: str) -> str:
     raise SetupError(f"requirements/{name}.txt does not pin {distribution}")
 
 
-def path_without(tool: str) -> str:
-    """PATH with every directory left out that holds `tool`, and its other programs kept reachable through links."""
+@contextlib.contextmanager
+def path_without(tool: str) -> Iterator[str]:
+    """PATH without `tool`: directories that hold it are left out, system ones replaced by links to all else in them."""
     kept: list[str] = []
-    for entry in os.environ.get("PATH", os.defpath).split(os.pathsep):
-        if not entry or not (Path(entry) / tool).exists():
-            kept.append(entry)
-            continue
-        if entry in {"/usr/bin", "/usr/local/bin", "/bin"}:  # too much else lives there: mirror it without the tool
-            mirror = Path(tempfile.mkdtemp(prefix="split-batch-path-"))
-            for program in Path(entry).iterdir():
-                if program.name != tool:
-                    with contextlib.suppress(OSError):
-                        (mirror / program.name).symlink_to(program)
-            kept.append(str(mirror))
-    return os.pathsep.join(kept)
+    with tempfile.TemporaryDirectory(prefix="split-batch-path-") as scratch:
+        for number, entry in enumerate(os.environ.get("PATH", os.defpath).split(os.pathsep)):
+            if not entry or not (Path(entry) / tool).exists():
+                kept.append(entry)
+            elif entry in {"/usr/bin", "/usr/local/bin", "/bin"}:
+                mirror = Path(scratch) / str(number)
+                mirror.mkdir()
+                for program in Path(entry).iterdir():
+                    if program.name != tool:
+                        with contextlib.suppress(OSError):
+                            (mirror / program.name).symlink_to(program)
+                kept.append(str(mirror))
+        yield os.pathsep.join(kept)
 
 
 def install_torch(environment: Environment) -> None:
@@ -173,18 +175,19 @@ def install_torch(environment: Environment) -> None:
 def install_vllm(environment: Environment) -> None:
     requirement = pinned("host", "vllm")
     # With cargo on the path the build would compile vLLM's Rust front end, which nothing here uses.
-    environment.pip(
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-binary",
-        "vllm",
-        requirement,
-        env={
-            "PATH": str(environment.path / "bin") + os.pathsep + path_without("cargo"),
-            "VLLM_TARGET_DEVICE": "empty",
-            "VLLM_VERSION_OVERRIDE": requirement.partition("==")[2],
-        },
-    )
+    with path_without("cargo") as path:
+        environment.pip(
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-binary",
+            "vllm",
+            requirement,
+            env={
+                "PATH": str(environment.path / "bin") + os.pathsep + path,
+                "VLLM_TARGET_DEVICE": "empty",
+                "VLLM_VERSION_OVERRIDE": requirement.partition("==")[2],
+            },
+        )
 
 
 def install_vllm_ascend(environment: Environment) -> None:

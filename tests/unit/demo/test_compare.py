@@ -47,3 +47,10 @@ def test_times_and_ids():
     assert median_times(answers) == (2.0, 0.5)
     assert median_times(answers[1:]) == (3.0, None)
     assert token_id("token_id:42") == 42
+
+
+def test_two_steps_apart_is_a_tie_whatever_float32_makes_of_it():
+    reference = answer([1], [{1: -1.0000001, 5: -1.2500003}])
+    assert first_difference(0, reference, answer([5])).near_tie
+    reference = answer([1], [{1: -1.0, 5: -1.3125}])
+    assert not first_difference(0, reference, answer([5])).near_tie
