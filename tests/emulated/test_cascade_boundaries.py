@@ -134,3 +134,19 @@ def test_float32_prefix_stage_under_the_device_builds_limits(engines, build_mode
         same = next((i for i, (a, b) in enumerate(zip(tokens, stock_tokens, strict=True)) if a != b), len(tokens))
         assert same > 0
         assert mine[:same] == pytest.approx(theirs[:same], abs=0.15)
+
+
+def test_two_stage_steps_add_no_copy_to_the_host_and_no_synchronisation(run):
+    """The same batches with cascade off and on: what makes the host wait for the device happens equally often."""
+    stock, cascade = run(), run(**CASCADE)
+    assert cascade.worker(CARRIER)["engaged"] >= 10
+    waits = [
+        (sum_of(r, "copies", "device_to_host"), sum(c["synchronizes"] for c in r.counters)) for r in (stock, cascade)
+    ]
+    assert waits[0][0] > 0, "sampled tokens come to the host, so the counter counts"
+    assert waits[1] == waits[0]
+    assert sum_of(cascade, "kv_bytes", "token") < sum_of(stock, "kv_bytes", "token")
+
+
+def sum_of(result: Result, group: str, name: str) -> int:
+    return sum(counters[group][name] for counters in result.counters)
