@@ -22,35 +22,26 @@ def attend(tokens=3):
 ROW = 2 * 2 * 64 * 2  # bytes of one token's keys and values
 
 
-def settings_module():
-    """The emulator's settings as a module of its own: it needs nothing but the environment."""
-    spec = importlib.util.spec_from_file_location("emulator_settings", SITE / "torch_npu" / "emulator" / "settings.py")
+def read_settings(environ):
+    """The emulator's settings of an environment; the module that reads them needs nothing but the standard library."""
+    path = SITE / "torch_npu" / "emulator" / "setting_values.py"
+    spec = importlib.util.spec_from_file_location("emulator_setting_values", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    return module.read(environ)
 
 
 class TestSettings:
-    def test_defaults(self, monkeypatch):
-        for name in (
-            "DEVICES",
-            "TOTAL_GIB",
-            "FLOAT32_ATTENTION",
-            "DEVICE_LIMITS",
-            "TRITON",
-            "FAULT",
-            "COUNTERS",
-            "OPLOG",
-        ):
-            monkeypatch.delenv(f"NPU_EMU_{name}", raising=False)
-        settings = settings_module()
-        assert (settings.DEVICES, settings.DEVICE_BYTES, settings.TRITON) == (8, 2 << 30, "standin")
-        assert not settings.FLOAT32_ATTENTION
-        assert not settings.DEVICE_LIMITS
-        assert not settings.ACTIVE_FAULTS
-        assert settings.COUNTERS_FOLDER is settings.OPLOG_PATH is None
+    @pytest.mark.parametrize("environ", [{}, {"NPU_EMU_DEVICES": "", "NPU_EMU_FAULT": ""}])
+    def test_defaults(self, environ):
+        settings = read_settings(environ)
+        assert (settings.devices, settings.device_bytes, settings.triton) == (8, 2 << 30, "standin")
+        assert not settings.float32_attention
+        assert not settings.device_limits
+        assert not settings.faults
+        assert settings.counters_folder is settings.oplog_path is None
 
     @pytest.mark.parametrize(
         ("name", "value", "message"),
@@ -68,18 +59,21 @@ class TestSettings:
             ),
         ],
     )
-    def test_a_value_that_is_not_understood_is_refused(self, monkeypatch, name, value, message):
-        monkeypatch.setenv(name, value)
+    def test_a_value_that_is_not_understood_is_refused(self, name, value, message):
         with pytest.raises(ImportError, match=message):
-            settings_module()
+            read_settings({name: value})
 
-    def test_faults_by_name(self, monkeypatch):
-        monkeypatch.setenv("NPU_EMU_FAULT", " lse_shift , lse_base2,")
-        settings = settings_module()
-        assert settings.fault("lse_shift")
-        assert not settings.fault("kv_length_plus_one")
-        with pytest.raises(KeyError):
+    def test_faults_by_name(self, run_emulated):
+        assert read_settings({"NPU_EMU_FAULT": " lse_shift , lse_base2,"}).faults == {"lse_shift", "lse_base2"}
+        source = """
+            import torch
+            from torch_npu.emulator import settings
+            print(settings.fault("lse_shift"), settings.fault("kv_length_plus_one"))
             settings.fault("typo")
+        """
+        result = run_emulated(textwrap.dedent(source), NPU_EMU_FAULT="lse_shift")
+        assert result.stdout.split() == ["True", "False"]
+        assert "KeyError: 'typo'" in result.stderr
 
     def test_a_wrong_setting_ends_the_import_with_its_message(self, run_emulated):
         result = run_emulated("import torch", NPU_EMU_FAULT="typo")

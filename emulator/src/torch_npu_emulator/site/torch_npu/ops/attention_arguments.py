@@ -31,12 +31,12 @@ def prepare(op: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     layout, heads = arguments["layout"], arguments["heads"]
     kv_heads = arguments["kv_heads"] or heads
     call.block_table = arguments["block_table"]
-    call.query = _with_contiguous_channels(queries(op, layout, query, heads))
+    call.query = _with_contiguous_channels(by_head(op, layout, "query", query, heads))
     if call.block_table is not None:
         keys, values = paged_keys(key, kv_heads), paged_keys(value, kv_heads)
     else:
-        keys = dense_keys(op, layout, "key", key, kv_heads)
-        values = dense_keys(op, layout, "value", value, kv_heads)
+        keys = by_head(op, layout, "key", key, kv_heads)
+        values = by_head(op, layout, "value", value, kv_heads)
     call.key, call.value = _with_contiguous_channels(keys), _with_contiguous_channels(values)
     return call
 
@@ -74,32 +74,18 @@ def split_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor.view(tensor.shape[0], tensor.shape[1], heads, tensor.shape[2] // heads)
 
 
-def queries(op: str, layout: str, query: torch.Tensor, heads: int) -> torch.Tensor:
-    """The query as [batch, row, head, channel]; a TND query is one batch."""
-    dims = 4 if layout in ("BSND", "BNSD", "BNSD_BSND") else 3
-    if query.dim() != dims:
-        raise RuntimeError(f"{op}: layout {layout} takes a query of {dims} dimensions, got {tuple(query.shape)}")
-    if layout == "BSH":
-        if query.shape[2] % heads:
-            raise RuntimeError(f"{op}: query {tuple(query.shape)} does not divide into {heads} heads")
-        return split_heads(query, heads)
-    view = query.unsqueeze(0) if layout == "TND" else query.transpose(1, 2) if layout.startswith("BNSD") else query
-    if view.shape[2] != heads:
-        raise RuntimeError(f"{op}: query {tuple(query.shape)} of layout {layout} must have {heads} heads")
-    return view
-
-
-def dense_keys(op: str, layout: str, name: str, tensor: torch.Tensor, kv_heads: int) -> torch.Tensor:
+def by_head(op: str, layout: str, name: str, tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """A query, or keys and values that are not paged, as [batch, row, head, channel]; a TND tensor is one batch."""
     dims = 4 if layout in ("BSND", "BNSD", "BNSD_BSND") else 3
     if tensor.dim() != dims:
         raise RuntimeError(f"{op}: layout {layout} takes a {name} of {dims} dimensions, got {tuple(tensor.shape)}")
     if layout == "BSH":
-        if tensor.shape[2] % kv_heads:
-            raise RuntimeError(f"{op}: {name} {tuple(tensor.shape)} does not divide into {kv_heads} heads")
-        return split_heads(tensor, kv_heads)
+        if tensor.shape[2] % heads:
+            raise RuntimeError(f"{op}: {name} {tuple(tensor.shape)} does not divide into {heads} heads")
+        return split_heads(tensor, heads)
     view = tensor.unsqueeze(0) if layout == "TND" else tensor.transpose(1, 2) if layout.startswith("BNSD") else tensor
-    if view.shape[2] != kv_heads:
-        raise RuntimeError(f"{op}: {name} {tuple(tensor.shape)} of layout {layout} must have {kv_heads} heads")
+    if view.shape[2] != heads:
+        raise RuntimeError(f"{op}: {name} {tuple(tensor.shape)} of layout {layout} must have {heads} heads")
     return view
 
 
@@ -237,14 +223,14 @@ def _check(
     if heads < 1 or kv_heads < 1:
         raise RuntimeError(f"{op}: {heads} query heads and {kv_heads} key-value heads")
     limits.check_dtypes(op, query, key, value)
-    viewed = queries(op, layout, query, heads)
+    viewed = by_head(op, layout, "query", query, heads)
     paged = block_table is not None
     if paged:
         limits.check_cache(op, layout, key, value, kv_heads)
         keys, values = paged_keys(key, kv_heads), paged_keys(value, kv_heads)
     else:
-        keys = dense_keys(op, layout, "key", key, kv_heads)
-        values = dense_keys(op, layout, "value", value, kv_heads)
+        keys = by_head(op, layout, "key", key, kv_heads)
+        values = by_head(op, layout, "value", value, kv_heads)
     if keys.shape[:3] != values.shape[:3]:
         raise RuntimeError(f"{op}: key {tuple(key.shape)} and value {tuple(value.shape)} do not belong together")
     size, value_size = viewed.shape[3], values.shape[3]

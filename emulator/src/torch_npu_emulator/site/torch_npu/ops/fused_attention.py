@@ -169,12 +169,12 @@ def _register(op: str, read: Callable[..., dict[str, Any]]) -> None:
     def meta(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **arguments: Any) -> Any:
         given = read(op, **arguments)
         layout, heads, kv_heads = given["layout"], given["heads"], given["kv_heads"] or given["heads"]
-        viewed = arguments_of.queries(op, layout, query, heads)
+        viewed = arguments_of.by_head(op, layout, "query", query, heads)
         paged = given["block_table"] is not None
         values = (
             arguments_of.paged_keys(value, kv_heads)
             if paged
-            else arguments_of.dense_keys(op, layout, "value", value, kv_heads)
+            else arguments_of.by_head(op, layout, "value", value, kv_heads)
         )
         lse_shape = _lse_shape(layout, viewed) if given["with_lse"] else [1]
         return (
