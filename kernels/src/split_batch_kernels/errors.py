@@ -19,6 +19,10 @@ class OpDefinitionError(RuntimeError):
     """An op of this package is defined, or implemented, by somebody else already."""
 
 
+class TritonUnavailableError(RuntimeError):
+    """A Triton kernel was asked for where Triton cannot run."""
+
+
 def violation(op: str, what: str, got: object, expected: object) -> OpContractError:
     """The error for one broken rule, always in the same form."""
     return OpContractError(f"{op}: {what} is {got}, expected {expected}")
