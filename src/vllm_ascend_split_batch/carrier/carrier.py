@@ -37,6 +37,7 @@ class Context:
         self.settings = settings
         self.guard = carrier.guard
         self.log = logger
+        self._carrier = carrier
         self._seams = {seam.target: seam for seam in carrier.seams}
 
     def patch(self, target: str, factory: Callable[[Any], Any]) -> Patch:
@@ -45,6 +46,16 @@ class Context:
             return Patch(self._seams[target], factory)
         except KeyError:
             raise KeyError(f"{target} is not among the declared seams: {', '.join(self._seams)}") from None
+
+    def add(self, patches: Iterable[Patch | DictEntry]) -> None:
+        """Install patches of places that are only there after the binding, all of them or none.
+
+        ``uninstall()`` takes them back with the others. For a body of a patch, not for the binding itself.
+
+        Raises:
+            RuntimeError: the carrier is not installed.
+        """
+        self._carrier.extend(patches)
 
 
 class Carrier:
@@ -187,6 +198,13 @@ class Carrier:
             self._patches = patches
             self._become(INSTALLED, f"{len(patches.patches)} patches in place")
             logger.info("%s: installed (%s)", self.name, ", ".join(patch.label for patch in patches.patches))
+
+    def extend(self, patches: Iterable[Patch | DictEntry]) -> None:
+        """Add patches to the installed ones; see :meth:`Context.add`."""
+        if self.state != INSTALLED:
+            raise RuntimeError(f"{self.name} is {self.state}: patches can be added while it is installed")
+        self._patches.extend(patches)
+        self.state_reason = f"{len(self._patches.patches)} patches in place"
 
     def _made_patches(self) -> Iterable[Patch | DictEntry]:
         module, _, attribute = self.binding.partition(":")

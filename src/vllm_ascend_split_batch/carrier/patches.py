@@ -228,6 +228,18 @@ def _entry(original: Any, wrapper: Any) -> tuple[Any, Callable[[], None]]:
     return entry, pass_through
 
 
+def _lay_all(patches: Iterable[Patch | DictEntry]) -> list[tuple[str, Layer]]:
+    laid: list[tuple[str, Layer]] = []
+    try:
+        for patch in patches:
+            laid.append((patch.label, lay(patch)))
+    except BaseException:
+        for _, layer in reversed(laid):
+            lift(layer)
+        raise
+    return laid
+
+
 class PatchSet:
     """A number of patches that are in place together or not at all."""
 
@@ -241,17 +253,14 @@ class PatchSet:
 
     def install(self) -> None:
         """Install every patch. When one cannot be installed, those before it are taken back and the error is raised."""
-        if self._laid:
-            return
-        laid: list[tuple[str, Layer]] = []
-        try:
-            for patch in self.patches:
-                laid.append((patch.label, lay(patch)))
-        except BaseException:
-            for _, layer in reversed(laid):
-                lift(layer)
-            raise
-        self._laid = laid
+        if not self._laid:
+            self._laid = _lay_all(self.patches)
+
+    def extend(self, patches: Iterable[Patch | DictEntry]) -> None:
+        """Install further patches, all of them or none, which then belong to the set."""
+        added = tuple(patches)
+        self._laid += _lay_all(added)
+        self.patches += added
 
     def uninstall(self) -> dict[str, str]:
         """Take every patch back, in any order relative to other sets.

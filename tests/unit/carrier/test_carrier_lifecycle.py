@@ -140,6 +140,30 @@ def test_uninstall_and_load_again(make, host, lines):
     assert Door().open(5) == ("ours", 5)
 
 
+LATER = """
+    def patches(context):
+        def shut(door):
+            context.add([context.patch(PLACE + ":Door.open", lambda original: lambda *args: "added later")])
+            return "ours"
+        return [context.patch(PLACE + ":Door.shut", lambda original: shut)]
+"""
+
+
+def test_patches_of_places_that_come_later_leave_with_the_others(make, host):
+    carrier = make(LATER)
+    carrier.load()
+    door = host.load("place").Door
+    before = door.open
+    assert door().shut() == "ours"
+    assert door().open(1) == "added later"
+    assert carrier.state_reason == "2 patches in place"
+    carrier.uninstall()
+    assert door.open is before
+    assert door().shut() == "shut"
+    with pytest.raises(RuntimeError, match="patches can be added while it is installed"):
+        carrier.extend([])
+
+
 def test_uninstall_while_armed(make, host):
     carrier = make()
     path_before = list(sys.meta_path)

@@ -202,6 +202,21 @@ def test_twice_is_once(door):
     assert door.Door().open(1)[0] == "A"
 
 
+def test_a_set_is_extended_all_or_none_and_left_as_one(door):
+    before = dict(vars(door.Door))
+    laid = PatchSet([Patch(Seam(f"{door.__name__}:Door.open"), lambda original: lambda *args: "ours")])
+    laid.install()
+    good = Patch(Seam(f"{door.__name__}:Door.other"), lambda value: value + 1)
+    missing = Patch(Seam(f"{door.__name__}:Door.nowhere"), lambda value: value)
+    with pytest.raises(LookupError):
+        laid.extend([good, missing])
+    assert door.Door.other == 1
+    laid.extend([good])
+    assert (door.Door.other, len(laid.patches)) == (2, 2)
+    assert set(laid.uninstall().values()) == {"restored"}
+    assert dict(vars(door.Door)) == before
+
+
 def test_the_first_to_come_leaves_first(door):
     before = state(door)
     first, second = (PatchSet([Patch(seam(door, "Door.open"), around(tag))]) for tag in "AB")
