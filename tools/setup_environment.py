@@ -33,6 +33,9 @@ REQUIREMENTS = ROOT / "requirements"
 PYTHON_VERSION = (3, 11)  # the pinned lists hold wheels of this version
 NEEDED_DISK_BYTES = 4 << 30
 
+#: How vllm-ascend's source distribution is built: for a chip it knows, without compiling kernels.
+VLLM_ASCEND_BUILD = {"SOC_VERSION": "ascend910b1", "COMPILE_CUSTOM_KERNELS": "0"}
+
 #: The four distributions of this repository, in the order they are installed.
 OWN_PACKAGES = (".", "manager", "kernels", "emulator")
 
@@ -172,8 +175,14 @@ def install_torch(environment: Environment) -> None:
         environment.pip(requirement)
 
 
-def install_vllm(environment: Environment) -> None:
-    requirement = pinned("host", "vllm")
+def vllm_build(requirement: str) -> dict[str, str]:
+    """How vLLM's source distribution is built: without device kernels, named as the release it is."""
+    return {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": requirement.partition("==")[2]}
+
+
+def install_vllm(environment: Environment, requirements: str = "host") -> None:
+    """vLLM as `requirements/<requirements>.txt` pins it, from its source distribution, without device kernels."""
+    requirement = pinned(requirements, "vllm")
     # With cargo on the path the build would compile vLLM's Rust front end, which nothing here uses.
     with path_without("cargo") as path:
         environment.pip(
@@ -184,20 +193,20 @@ def install_vllm(environment: Environment) -> None:
             requirement,
             env={
                 "PATH": str(environment.path / "bin") + os.pathsep + path,
-                "VLLM_TARGET_DEVICE": "empty",
-                "VLLM_VERSION_OVERRIDE": requirement.partition("==")[2],
+                **vllm_build(requirement),
             },
         )
 
 
-def install_vllm_ascend(environment: Environment) -> None:
+def install_vllm_ascend(environment: Environment, requirements: str = "host") -> None:
+    """vllm-ascend as `requirements/<requirements>.txt` pins it, built from its sources without custom kernels."""
     environment.pip(
         "--no-deps",
         "--no-build-isolation",
         "--no-binary",
         "vllm-ascend",
-        pinned("host", "vllm-ascend"),
-        env={"SOC_VERSION": "ascend910b1", "COMPILE_CUSTOM_KERNELS": "0"},
+        pinned(requirements, "vllm-ascend"),
+        env=VLLM_ASCEND_BUILD,
     )
 
 
