@@ -108,14 +108,17 @@ def check(bundle: Bundle, hosts: Hosts) -> SeamReport:
                 ),
             )
         )
-    results = tuple(
-        _check_one(hosts.sources, str(carrier["name"]), seam)
-        for carrier in sidecar["carriers"]
-        for seam in carrier["seams"]
-    )
+    results = check_sources(sidecar, hosts.sources)
     verified_on = tuple(_describe(item) for item in sidecar["verified_on"])
     verified = any(_is_here(item, hosts) for item in sidecar["verified_on"])
     return SeamReport(results, verified, verified_on, tuple(_reasons(results, verified, verified_on)))
+
+
+def check_sources(sidecar: Mapping[str, Any], sources: SourceIndex) -> tuple[SeamResult, ...]:
+    """Check every seam of a sidecar document against sources, installed ones or not."""
+    return tuple(
+        _check_one(sources, str(carrier["name"]), seam) for carrier in sidecar["carriers"] for seam in carrier["seams"]
+    )
 
 
 def _validated(document: dict[str, Any], extension_id: str) -> dict[str, Any]:
@@ -293,7 +296,9 @@ def _judge(
         return SeamStatus.UNKNOWN, f"decorator {', '.join(opaque)} may change its parameters ({_place(binding)})"
     names = parameter_names(node, bound=in_class and "staticmethod" not in decorators)
     wanted_names = list(seam["parameters"])
-    if names == wanted_names:
+    # A list that ends in "..." states how the parameters begin.
+    begins = wanted_names[-1:] == ["..."] and names[: len(wanted_names) - 1] == wanted_names[:-1]
+    if names == wanted_names or begins:
         return SeamStatus.MATCHED, f"has the parameters ({', '.join(names)})"
     said = f"has the parameters ({', '.join(names)}), not ({', '.join(wanted_names)})"
     return SeamStatus.DIFFERS, f"{said} ({_place(binding)})"
