@@ -1,15 +1,15 @@
 """How long the attention of one decode step takes, read as the host does and in two stages.
 
 Only what differs between the two is predicted: the attention of all layers. Everything else of a step (projections,
-MLP, sampling) costs both the same. With B requests, P shared tokens, S_b further tokens of request b, H query heads, K KV
-heads, head size D and e bytes per element, k = 2 K D e bytes of keys and values per token, per layer:
+MLP, sampling) costs both the same. With B requests, P shared tokens, S_b further tokens of request b, H query heads,
+K KV heads, head size D and e bytes per element, k = 2 K D e bytes of keys and values per token, per layer:
 
     stock    t = launch + request B + (P + sum S_b) k / read + (B - 1) P k / reuse
     cascade  t = launch'+ request'B + (P + sum S_b) k / read + 4 B H D P / rate + merge / read
 
 The host streams the shared blocks once per request. The first time they come from memory, at `read`; later requests
-find what fits into the device's cache, at `reuse` (on a processor that is bound by arithmetic `reuse` is the rate of that).
-A comparison in which each request has blocks of its own overestimates what sharing saves by just this term.
+find what fits into the device's cache, at `reuse` (on a processor bound by arithmetic `reuse` is the rate of that). A
+comparison in which each request has blocks of its own overestimates what sharing saves by just this term.
 The prefix stage reads the shared blocks once, and 4 D operations per query row, head and prefix token stand for its
 matrix products together with the score and probability tiles that travel beside them. The merge writes and reads the
 partial results of both stages, and writes the sum: 2 B H ((4 D + 4) + (e D + 4)) + e B H D bytes.
@@ -178,9 +178,7 @@ class CostModel:
             merge=requests * self._merge_us,
         )
 
-    def break_even(
-        self, requests: int, suffix_tokens: int, *, margin: float = 0.0, limit: int = 1 << 20
-    ) -> int | None:
+    def break_even(self, requests: int, suffix_tokens: int, *, margin: float = 0.0, limit: int = 1 << 20) -> int | None:
         """The fewest shared tokens from which cascade saves `margin` of the stock attention time; None: none does.
 
         The saving is convex in P (straight until the shared blocks outgrow the cache, steeper then): there is one

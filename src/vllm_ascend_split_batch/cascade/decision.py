@@ -41,7 +41,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Decision:
-    """The answer: whether to use cascade, why, and the predicted attention times of the step, 0 where there are none."""
+    """The answer: whether to use cascade, why, and the step's predicted attention times (0 where there are none)."""
 
     use: bool
     reason: Reason

@@ -216,9 +216,7 @@ def parse(text: str, *, where: str, origin: str) -> tuple[Profile, ...]:
 
 
 def _profile(fields: _Fields, origin: str) -> Profile:
-    key = Key(
-        fields.take("device", _text), fields.take("tier", _one_of(TIERS)), fields.take("mode", _one_of(MODES))
-    )
+    key = Key(fields.take("device", _text), fields.take("tier", _one_of(TIERS)), fields.take("mode", _one_of(MODES)))
     sources = tuple(fields.take("sources", _texts))
     if "lost" in fields:
         lost = fields.take("lost", _text)

@@ -1,0 +1,251 @@
+"""Measure both arms on this machine's device and write the profile that the decision needs. Takes a few minutes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_ascend_split_batch.cascade.commands import CommandError, positive, positives
+from vllm_ascend_split_batch.cascade.commands.model_config import read_dtype, read_shape
+from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, CostModel
+from vllm_ascend_split_batch.cascade.fitting import Cell, FitError, fit
+from vllm_ascend_split_batch.cascade.profiles import (
+    EMULATED_DEVICE,
+    Coverage,
+    Fit,
+    Key,
+    Profile,
+    Range,
+    device_key,
+    document,
+)
+
+HELP = "measure this device into a profile file"
+
+#: The attention of a 14B model, where no model is named.
+DEFAULT_SHAPE = AttentionShape(query_heads=40, kv_heads=8, head_size=128, element_bytes=2, layers=48)
+DEFAULT_DTYPE = "bfloat16"
+#: Share of the host's attention time that must be saved at least, and the most layers a step is timed with.
+LEAST_MARGIN, MOST_LAYERS = 0.03, 32
+#: Mebibytes up to which shared blocks are found again in the device's cache. Ascend 910B: 192. A processor that is
+#: bound by arithmetic has no such limit.
+CACHE_MIB = 192.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``calibrate``."""
+    parser.add_argument("--out", metavar="FILE", default="cascade-profile.json", help="default cascade-profile.json")
+    parser.add_argument("--model", metavar="DIR", help="measure this model's attention; default: that of a 14B model")
+    parser.add_argument(
+        "--tensor-parallel", type=positive, default=1, metavar="N", help="ranks that share the heads; 1"
+    )
+    parser.add_argument("--tier", choices=("wheel",), default="wheel", help="kernels; default wheel")
+    parser.add_argument("--batches", type=positives, default=(4, 8, 16, 32, 64), metavar="N,N,...")
+    parser.add_argument("--prefixes", type=positives, default=(512, 1024, 2048, 4096, 8192, 16384), metavar="N,N,...")
+    parser.add_argument("--suffixes", type=positives, default=(64, 512), metavar="N,N,...")
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time per cell; default 1")
+    parser.add_argument("--memory-gib", type=positive, default=8, metavar="N", help="device memory to use at most; 8")
+    parser.add_argument("--cells", metavar="FILE", help="also write the measured cells")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, fit, write; exit status 0 with a profile, 1 where the device gave none."""
+    out = _writable(options.out)
+    cells_out = _writable(options.cells) if options.cells else None
+    shape, dtype = DEFAULT_SHAPE, DEFAULT_DTYPE
+    if options.model:
+        shape = read_shape(options.model, tensor_parallel=options.tensor_parallel)
+        dtype = read_dtype(options.model)
+    torch_npu = _device()
+    _kernels()
+    batches = list(_cells(options.batches, options.prefixes, options.suffixes))
+    from vllm_ascend_split_batch.cascade.measurement import BLOCK, Bench, Timing
+
+    most_blocks = max(_blocks(cell, BLOCK) for cell in batches)
+    block_bytes = BLOCK * shape.kv_bytes
+    layers = min(MOST_LAYERS, shape.layers, (options.memory_gib << 30) // (most_blocks * block_bytes))
+    if layers < 1:
+        raise CommandError(
+            f"the largest cell needs {most_blocks * block_bytes / 2**30:.1f} GiB of keys and values a layer; raise "
+            "--memory-gib or ask for smaller --batches, --prefixes"
+        )
+    print(f"{len(batches)} cells, {layers} layers, {_shape_text(shape, dtype)}", file=sys.stderr)
+    timings: list[Timing] = []
+    try:
+        bench = Bench(shape, most_blocks=most_blocks, layers=layers, dtype=dtype)
+        for number, (requests, prefix, suffix) in enumerate(batches, 1):
+            timing = bench.measure(requests, prefix, suffix, seconds=options.seconds)
+            timings.append(timing)
+            cell = timing.cell
+            print(
+                f"{number:>3}/{len(batches)}  {requests:>3} requests, {prefix:>6} shared, {suffix:>5} own: stock "
+                f"{cell.stock_us:>9.1f} us, cascade {cell.cascade_us:>9.1f} us a layer (noise {timing.noise:.1%})",
+                file=sys.stderr,
+            )
+    except ArithmeticError as error:
+        raise CommandError(f"{error}; the kernels of this device are not to be used", 1) from None
+    except (RuntimeError, MemoryError) as error:
+        raise CommandError(f"the device failed ({str(error).splitlines()[0]}); nothing was written", 1) from None
+    key = Key(device_key(torch_npu), options.tier, "eager")
+    profile = profile_of(key, [timing.cell for timing in timings], shape, timings, _sources(torch_npu, dtype, layers))
+    _write(out, document([profile]))
+    if cells_out is not None:
+        _write(cells_out, _measured(key, shape, dtype, layers, timings))
+    print(_summary(profile, timings, shape))
+    print(f"written to {out}; use it with VLLM_ASCEND_CASCADE_PROFILE={out.resolve()}")
+    return 0
+
+
+def profile_of(
+    key: Key, cells: Sequence[Cell], shape: AttentionShape, timings: Sequence[Any], sources: tuple[str, ...]
+) -> Profile:
+    """The profile that the measured cells give.
+
+    Raises:
+        CommandError: the cells do not determine one.
+    """
+    try:
+        coefficients, quality = fit(
+            cells,
+            shape,
+            cascade_step_us=statistics.median(timing.plan_us for timing in timings),
+            cache_mib=None if key.device == EMULATED_DEVICE else CACHE_MIB,
+        )
+    except FitError as error:
+        raise CommandError(f"{error} (--batches, --prefixes, --suffixes)", 1) from None
+    suffixes = [cell.suffix_tokens // cell.requests for cell in cells]
+    coverage = Coverage(
+        AttentionShape(shape.query_heads, shape.kv_heads, shape.head_size, shape.element_bytes),
+        requests=Range(min(cell.requests for cell in cells), max(cell.requests for cell in cells)),
+        prefix_tokens=Range(min(cell.prefix_tokens for cell in cells), max(cell.prefix_tokens for cell in cells)),
+        suffix_tokens=Range(min(suffixes), max(suffixes)),
+    )
+    margin = max(LEAST_MARGIN, quality.median_error, statistics.median(timing.noise for timing in timings))
+    return Profile(
+        key,
+        sources,
+        "measured",
+        min(1.0, round(margin, 3)),
+        coefficients,
+        coverage,
+        Fit(quality.cells, quality.median_error, quality.largest_error),
+    )
+
+
+def _cells(batches: Sequence[int], prefixes: Sequence[int], suffixes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    for prefix in prefixes:
+        if prefix % 128:
+            raise CommandError(f"--prefixes: {prefix} is no multiple of the block size 128")
+    yield from ((batch, prefix, suffix) for batch in batches for prefix in prefixes for suffix in suffixes)
+
+
+def _blocks(cell: tuple[int, int, int], block: int) -> int:
+    requests, prefix, suffix = cell
+    return prefix // block + requests * -(-suffix // block)
+
+
+def _device() -> Any:
+    try:
+        import torch
+        import torch_npu
+
+        if not torch.npu.is_available():
+            raise RuntimeError("torch.npu.is_available() is false")
+        torch.npu.set_device(torch.npu.current_device())
+    except Exception as error:
+        raise CommandError(
+            f"there is no usable NPU in this environment ({type(error).__name__}: {error}); run calibrate where the "
+            "engine will run, with the device free",
+            1,
+        ) from None
+    return torch_npu
+
+
+def _kernels() -> None:
+    from vllm_ascend_split_batch.cascade.kernel_wheel import probe
+    from vllm_ascend_split_batch.cascade_plugin import CASCADE
+
+    gate = next(gate for gate in CASCADE.gates if gate.name == "VLLM_ASCEND_CASCADE_KERNEL_FINGERPRINT")
+    wheel = probe(gate.read().value)
+    if not wheel.usable:
+        raise CommandError(wheel.detail, 1)
+
+
+def _sources(torch_npu: Any, dtype: str, layers: int) -> tuple[str, ...]:
+    import torch
+
+    device = device_key(torch_npu)
+    versions = f"torch {torch.__version__.split('+')[0]}, torch_npu {torch_npu.__version__}"
+    how = f"{dtype}, steps of {layers} layers, the smallest of repeated times"
+    return (f"measured by `cascade calibrate` on {device} with {versions}: {how}",)
+
+
+def _measured(key: Key, shape: AttentionShape, dtype: str, layers: int, timings: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "device": key.device,
+        "tier": key.tier,
+        "mode": key.mode,
+        "dtype": dtype,
+        "layers": layers,
+        "query_heads": shape.query_heads,
+        "kv_heads": shape.kv_heads,
+        "head_size": shape.head_size,
+        "cells": [
+            {
+                "requests": timing.cell.requests,
+                "prefix_tokens": timing.cell.prefix_tokens,
+                "suffix_tokens": timing.cell.suffix_tokens,
+                "stock_us": round(timing.cell.stock_us, 2),
+                "stock_again_us": round(timing.stock_again_us, 2),
+                "cascade_us": round(timing.cell.cascade_us, 2),
+                "plan_us": round(timing.plan_us, 2),
+                "rounds": timing.rounds,
+            }
+            for timing in timings
+        ],
+    }
+
+
+def _summary(profile: Profile, timings: Sequence[Any], shape: AttentionShape) -> str:
+    assert profile.coefficients is not None
+    assert profile.fit is not None
+    model = CostModel(profile.coefficients, shape)
+    quality = profile.fit
+    errors = f"median error {quality.median_error:.1%}, largest {quality.largest_error:.1%}"
+    lines = [f"fit: {quality.cells} cells, {errors}; margin {profile.margin:.1%}"]
+    for requests in sorted({timing.cell.requests for timing in timings}):
+        tokens = model.break_even(requests, 256 * requests, margin=profile.margin)
+        lines.append(f"{requests:>4} requests: " + ("never" if tokens is None else f"from {tokens} shared tokens"))
+    return "\n".join(lines)
+
+
+def _shape_text(shape: AttentionShape, dtype: str) -> str:
+    return f"{shape.query_heads} query and {shape.kv_heads} KV heads of {shape.head_size}, {dtype}"
+
+
+def _writable(name: str) -> Path:
+    """The path, once it is known that it can be written, before minutes are spent on measuring."""
+    path = Path(name).expanduser()
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise CommandError(f"{path}: cannot be written there; name a file in a folder that exists and is yours")
+    return path
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(json.dumps(content, indent=2) + "\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise CommandError(f"{path}: cannot be written ({error.strerror})", 1) from None

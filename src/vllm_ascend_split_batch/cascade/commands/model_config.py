@@ -1,0 +1,83 @@
+"""The attention of a model folder, from its config.json. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_ascend_split_batch.cascade.commands import CommandError
+from vllm_ascend_split_batch.cascade.cost_model import AttentionShape
+
+_BYTES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
+
+
+def read_shape(folder: str, *, tensor_parallel: int = 1) -> AttentionShape:
+    """The attention one rank runs of the model in `folder`.
+
+    Raises:
+        CommandError: there is no usable config.json, or its attention is none that cascade serves.
+    """
+    path, config = _read(folder)
+    if config.get("kv_lora_rank"):
+        raise CommandError(f"--model {folder}: multi-head latent attention (kv_lora_rank) is not served by cascade")
+    heads = _count(config, "num_attention_heads", path)
+    kv_heads = _count(config, "num_key_value_heads", path, heads)
+    size = _count(config, "head_dim", path, max(1, _count(config, "hidden_size", path, heads) // heads))
+    if heads % kv_heads or heads % tensor_parallel:
+        raise CommandError(
+            f"--model {folder}: {heads} query heads are no multiple of {kv_heads} KV heads"
+            if heads % kv_heads
+            else f"--tensor-parallel {tensor_parallel}: {heads} query heads cannot be divided by it"
+        )
+    dtype = _dtype(path, config)
+    return AttentionShape(
+        query_heads=heads // tensor_parallel,
+        kv_heads=max(1, kv_heads // tensor_parallel),
+        head_size=size,
+        element_bytes=_BYTES[dtype],
+        layers=_count(config, "num_hidden_layers", path),
+    )
+
+
+def read_dtype(folder: str) -> str:
+    """The element type of the model in `folder`, "bfloat16", "float16" or "float32".
+
+    Raises:
+        CommandError: as `read_shape`.
+    """
+    return {"half": "float16", "float": "float32"}.get(dtype := _dtype(*_read(folder)), dtype)
+
+
+def _dtype(path: Path, config: Mapping[str, Any]) -> str:
+    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    if dtype not in _BYTES:
+        raise CommandError(f"{path}: dtype is {dtype!r}, known: {', '.join(_BYTES)}")
+    return str(dtype)
+
+
+def _read(folder: str) -> tuple[Path, Mapping[str, Any]]:
+    """The path of config.json and its text model's settings."""
+    path = Path(folder).expanduser() / "config.json"
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise CommandError(
+            f"--model {folder}: {path} cannot be read ({error.strerror}); name a folder with a model in it"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"--model {folder}: {path} is no JSON ({error})") from None
+    if not isinstance(config, Mapping):
+        raise CommandError(f"--model {folder}: {path} holds no JSON object")
+    config = {**config, **(config["text_config"] if isinstance(config.get("text_config"), Mapping) else {})}
+    return path, config
+
+
+def _count(config: Mapping[str, Any], name: str, path: Path, default: int | None = None) -> int:
+    value = config.get(name)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CommandError(f"{path}: {name} is {value!r}, a whole number of at least 1 is needed")
+    return value
