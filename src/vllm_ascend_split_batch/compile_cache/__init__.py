@@ -1,0 +1,1 @@
+"""Compiling where torch's AOTAutograd cache would assert on what the host's compiler returns."""
