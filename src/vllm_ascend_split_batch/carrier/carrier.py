@@ -57,6 +57,13 @@ class Context:
         """
         self._carrier.extend(patches)
 
+    def withdraw(self, reason: str) -> None:
+        """Take all patches back: what can only be seen once the host runs, such as its model, rules the carrier out.
+
+        For a body of a patch. Calls that are in progress end as they began.
+        """
+        self._carrier.withdraw(reason)
+
 
 class Carrier:
     """One capability: its gates, the seams it needs, and the module that binds it to the host.
@@ -239,6 +246,13 @@ class Carrier:
             )
             logger.info("%s: uninstalled (%s)", self.name, self.state_reason)
         return outcomes
+
+    def withdraw(self, reason: str) -> None:
+        """Take the patches back and refuse this process for ``reason``; nothing where nothing is installed."""
+        if self.state not in (INSTALLED, LATCHED):
+            return
+        self._patches.uninstall()
+        self._refuse(reason)
 
     def _latch(self, reason: str) -> None:
         self._become(LATCHED, reason)

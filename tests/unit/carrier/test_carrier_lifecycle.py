@@ -277,6 +277,34 @@ def test_load_survives_a_broken_declaration(make, lines):
     assert [record.exc_info[0] for record in lines.records] == [KeyError]
 
 
+WITHDRAWING = """
+    def patches(context):
+        def body(door, guest, *args, **kwargs):
+            context.withdraw("the door is a window")
+            return ("ours", guest)
+        site = context.guard.site("Door.open")
+        return [context.patch(PLACE + ":Door.open", site.around(body)),
+                context.patch(PLACE + ":Door.shut", lambda original: lambda self: "ours " + original(self))]
+"""
+
+
+def test_a_body_withdraws_the_carrier(make, host, lines):
+    carrier = make(WITHDRAWING)
+    carrier.load()
+    module = host.load("place")
+    own = dict(vars(module.Door))
+    door = module.Door()
+    assert carrier.state == "installed"
+    assert door.open(5) == ("ours", 5)  # the call in progress ends as it began
+    assert (carrier.state, carrier.state_reason) == ("refused", "the door is a window")
+    assert (door.open(5), door.shut()) == (("opened", 5, False), "shut")
+    assert all(vars(module.Door)[name] is not own[name] for name in ("open", "shut"))
+    assert [r.getMessage() for r in lines.records if r.levelno == logging.WARNING] == [
+        "test-carrier: not installed, the host runs its own path: the door is a window"
+    ]
+    assert carrier.uninstall() == {}
+
+
 def test_a_gate_of_another_kind(make, environ, place):
     gates = (Choice("VLLM_HUST_TEST_MODE", ("off", "fast"), "off"),)
     with pytest.raises(ValueError, match="the first gate must be a Flag"):
@@ -430,6 +458,9 @@ MUTANTS = {
     "nothing is taken back": (
         "outcomes = {**self._patches.uninstall(), **self._variables.uninstall()}", "outcomes = {}",
         lambda f: test_uninstall_while_armed(f.make, f.host) or test_uninstall_and_load_again(f.make, f.host, f.lines)),
+    "a withdrawn carrier stays in place": (
+        "        self._patches.uninstall()\n        self._refuse(reason)", "        self._refuse(reason)",
+        lambda f: test_a_body_withdraws_the_carrier(f.make, f.host, f.lines)),
     "waiting goes on": (
         "            waiter.cancel()\n", "            pass\n",
         lambda f: test_uninstall_while_armed(f.make, f.host)),
