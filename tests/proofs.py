@@ -34,7 +34,7 @@ RECORDS_VARIABLE = "SPLIT_BATCH_PROOF_RECORDS"
 MARKER = "proof"
 
 #: What is kept of a carrier's entry in an engine report.
-KEPT = ("state", "state_reason", "engaged", "calls", "counters", "reasons", "failures", "seams")
+KEPT = ("state", "state_reason", "engaged", "calls", "counters", "reasons", "failures")
 
 
 class EngineResult(Protocol):
@@ -70,7 +70,9 @@ class Facts:
 
     def report(self, entry: dict[str, Any]) -> None:
         """Record a carrier's entry of an engine report, or the result of `Carrier.report()` where there is none."""
-        self.reports.append({"name": entry["name"], **{key: entry[key] for key in KEPT if key in entry}})
+        unmatched = [seam for seam in entry.get("seams", ()) if seam["status"] != "matched"]
+        kept = {key: entry[key] for key in KEPT if key in entry}
+        self.reports.append({"name": entry["name"], **kept, "unmatched_seams": unmatched})
 
     def number(self, name: str, value: float | int | str) -> None:
         """Record something measured, such as the bytes saved, for the table's reader."""
