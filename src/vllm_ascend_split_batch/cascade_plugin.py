@@ -15,6 +15,11 @@ ATTENTION = "vllm_ascend.attention.attention_v1"
 RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
 PREFIX_LENS = f"{RUNNER}._compute_cascade_attn_prefix_lens"
 BUILD = f"{ATTENTION}:AscendAttentionMetadataBuilder.build"
+CAPTURE = f"{RUNNER}._capture_cudagraphs"
+CHOOSE_GRAPH = f"{RUNNER}._determine_batch_execution_and_padding"
+MODEL_FORWARD = f"{RUNNER}._model_forward"
+UPDATE_PARAMETERS = f"{RUNNER}._update_full_graph_params_if_needed"
+WRAPPER_CALL = "vllm_ascend.compilation.acl_graph:ACLGraphWrapper.__call__"
 FORWARD = f"{ATTENTION}:AscendAttentionBackendImpl.forward_fused_infer_attention"
 
 
@@ -93,4 +98,78 @@ CASCADE = Carrier(
     extension_id=EXTENSION_ID,
 )
 
-load = CASCADE.load
+CASCADE_GRAPH = Carrier(
+    "cascade-graph",
+    gates=(
+        Flag("VLLM_ASCEND_ENABLE_CASCADE_DECODE", help="two-stage decode attention over a shared prefix"),
+        Flag("VLLM_ASCEND_ENABLE_CASCADE_GRAPH", help="the same in captured graphs"),
+        Flag(
+            "VLLM_ASCEND_CASCADE_UPDATE_SKIP_STABLE",
+            default=True,
+            help="set the prefix stages of a captured graph anew only when the shared prefix changed",
+        ),
+    ),
+    is_open=lambda settings: (
+        settings["VLLM_ASCEND_ENABLE_CASCADE_DECODE"] and settings["VLLM_ASCEND_ENABLE_CASCADE_GRAPH"]
+    ),
+    seams=(
+        Seam(
+            CAPTURE,
+            parameters=("batch_descriptors", "cudagraph_runtime_mode", "..."),
+            why="the twins are captured after the host's own graphs",
+        ),
+        Seam(
+            f"{RUNNER}._warmup_and_capture",
+            parameters=(
+                "desc",
+                "cudagraph_runtime_mode",
+                "profile_seq_lens",
+                "allow_microbatching",
+                "num_warmups",
+                "...",
+            ),
+            why="the host's way to capture one batch size, which the twins use",
+        ),
+        Seam(
+            CHOOSE_GRAPH,
+            parameters=(
+                "num_tokens",
+                "num_reqs",
+                "num_scheduled_tokens_np",
+                "max_num_scheduled_tokens",
+                "use_cascade_attn",
+                "...",
+            ),
+            why="a step that shares a prefix may use a full graph where that graph has a twin",
+        ),
+        Seam(
+            MODEL_FORWARD,
+            parameters=("num_tokens_padded", "..."),
+            why="the model runs by the twin, or again by the host's own graph when the twin fails",
+        ),
+        Seam(
+            UPDATE_PARAMETERS,
+            parameters=("forward_context", "num_tokens_padded", "..."),
+            why="the place where a graph gets the step's lengths",
+        ),
+        Seam(
+            MODEL_FORWARD,
+            calls=Calls("self._update_full_graph_params_if_needed", 2),
+            why="it is called before or behind the replay, and nowhere else",
+        ),
+        Seam(WRAPPER_CALL, parameters=("*args", "**kwargs"), why="the twin is replayed in place of the host's graph"),
+        Seam(
+            WRAPPER_CALL,
+            calls=Calls("validate_cudagraph_capturing_enabled", 1),
+            why="an entry is captured where none is, and replayed where one is",
+        ),
+    ),
+    binding="vllm_ascend_split_batch.cascade.graph_twin.binding",
+    extension_id=EXTENSION_ID,
+)
+
+
+def load() -> None:
+    """The entry point: loads both carriers. Never raises."""
+    CASCADE.load()
+    CASCADE_GRAPH.load()

@@ -296,12 +296,15 @@ def _judge(
         return SeamStatus.UNKNOWN, f"decorator {', '.join(opaque)} may change its parameters ({_place(binding)})"
     names = parameter_names(node, bound=in_class and "staticmethod" not in decorators)
     wanted_names = list(seam["parameters"])
-    # A list that ends in "..." states how the parameters begin.
-    begins = wanted_names[-1:] == ["..."] and names[: len(wanted_names) - 1] == wanted_names[:-1]
-    if names == wanted_names or begins:
+    if names == wanted_names or _begin_as_stated(names, wanted_names):
         return SeamStatus.MATCHED, f"has the parameters ({', '.join(names)})"
     said = f"has the parameters ({', '.join(names)}), not ({', '.join(wanted_names)})"
     return SeamStatus.DIFFERS, f"{said} ({_place(binding)})"
+
+
+def _begin_as_stated(names: list[str], stated: list[str]) -> bool:
+    """A list that ends in "..." states how the parameters begin."""
+    return stated[-1:] == ["..."] and names[: len(stated) - 1] == stated[:-1]
 
 
 def _calls(function: ast.expr, callee: str) -> bool:

@@ -16,6 +16,10 @@ from typing import Any
 PENDING, MATCHED, DIFFERS, MISSING = "pending", "matched", "differs", "missing"
 
 
+#: Closes a list of parameters that says only how they begin.
+MORE = "..."
+
+
 class _Absent:
     def __repr__(self) -> str:
         return "<absent>"
@@ -43,7 +47,8 @@ class Seam:
     Attributes:
         target: ``"package.module:attribute"`` or ``"package.module:Class.attribute"``.
         parameters: the parameter names in order, without ``self`` or ``cls``. A variadic one is written with its
-            stars (``"*args"``, ``"**kwargs"``); keyword-only ones come in order, without the bare star.
+            stars (``"*args"``, ``"**kwargs"``); keyword-only ones come in order, without the bare star. A last
+            ``"..."`` says that the parameters begin like this: more may follow.
         absent: the attribute must not exist, neither in the class itself nor inherited. Its module is not waited for:
             another seam must name it.
         calls: the function's body calls something a number of times.
@@ -181,13 +186,21 @@ def _verify(seam: Seam) -> tuple[str, str]:
         return DIFFERS, f"is a {kind}, expected a {wanted}"
     if seam.parameters is not None:
         found = parameter_names(raw, in_class=isinstance(owner, type))
-        if found != seam.parameters:
+        if not _are(found, seam.parameters):
             return DIFFERS, f"parameters are ({', '.join(found)}), expected ({', '.join(seam.parameters)})"
     if seam.calls is not None:
         count = count_calls(function_of(raw), seam.calls.callee)
         if count != seam.calls.count:
             return DIFFERS, f"calls {seam.calls.callee} {count} times, expected {seam.calls.count}"
     return MATCHED, ""
+
+
+def _are(found: tuple[str, ...], stated: tuple[str, ...]) -> bool:
+    """Whether parameters are the stated ones, or begin with them where the statement ends in :data:`MORE`."""
+    if stated[-1:] == (MORE,):
+        stated = stated[:-1]
+        found = found[: len(stated)]
+    return found == stated
 
 
 def parameter_names(raw: Any, *, in_class: bool) -> tuple[str, ...]:

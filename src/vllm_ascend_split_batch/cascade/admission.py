@@ -16,7 +16,6 @@ class Refusal(str, Enum):
     SPECULATIVE_DECODING = "speculative_decoding"
     MICROBATCHING = "microbatching"
     CONTEXT_PARALLEL = "context_parallel"
-    GRAPH_MODE = "graph_mode"
     MLA = "mla"
     ALIBI = "alibi"
     ATTENTION_BACKEND = "attention_backend"
@@ -30,6 +29,8 @@ class Refusal(str, Enum):
     BELOW_MIN_REQS = "below_min_reqs"
     NO_SHARED_PREFIX = "no_shared_prefix"
     BELOW_MIN_PREFIX = "below_min_prefix"
+    #: Decode steps replay captured graphs, and there is no graph twin.
+    GRAPH_MODE = "graph_mode"
     # Seen only in the step's metadata; the step was admitted before.
     NOT_CAUSAL = "not_causal"
 
@@ -42,7 +43,6 @@ class EngineTraits:
         speculative: speculative decoding is configured (even where a step happens to carry single rows).
         microbatching: the core may split a batch into microbatches.
         context_parallel: decode or prefill context parallelism of more than one rank.
-        graphs: the engine captures graphs; a captured step cannot switch its attention by itself.
         mla: multi-head latent attention.
         alibi: position bias by ALiBi.
         stock_backend: the group is served by the host's plain grouped-query attention, not by a subclass.
@@ -56,7 +56,6 @@ class EngineTraits:
     speculative: bool = False
     microbatching: bool = False
     context_parallel: bool = False
-    graphs: bool = False
     mla: bool = False
     alibi: bool = False
     stock_backend: bool = True
@@ -82,7 +81,6 @@ def static_refusal(traits: EngineTraits) -> Refusal | None:
         (traits.sliding_window, Refusal.SLIDING_WINDOW),
         (traits.local_attention, Refusal.LOCAL_ATTENTION),
         (traits.split_blocks, Refusal.SPLIT_BLOCKS),
-        (traits.graphs, Refusal.GRAPH_MODE),
         (traits.beyond_device_limits is not None, Refusal.DEVICE_LIMITS),
     )
     return next((reason for applies, reason in rules if applies), None)

@@ -17,10 +17,11 @@ from vllm_ascend_split_batch.host_step import read_block_rows, read_step
 
 from . import step_plan
 from .admission import EngineTraits, Refusal, prefix_refusal, static_refusal, step_refusal
+from .admitted import AdmittedStep, Lane, SharedPrefix
 from .engine_traits import read_traits
 from .kernel_wheel import KernelWheel, probe
 from .shared_prefix import shared_prefix_tokens
-from .two_stage import Heads, attend
+from .two_stage import OUT_AS_FIRST, Heads, attend
 
 
 def patches(context: Context) -> list[Patch]:
@@ -36,7 +37,8 @@ def patches(context: Context) -> list[Patch]:
     if not wheel.usable:
         raise Refused(wheel.detail)
     context.log.info("cascade-attention: kernel wheel %s", wheel.detail)
-    cascade = _Cascade(context, wheel)
+    cascade = Cascade(context, wheel)
+    _remember(cascade)
     guard = context.guard
     return [
         context.patch(PREFIX_LENS, guard.site("step decision", counted=False).around(cascade.decide)),
@@ -45,7 +47,20 @@ def patches(context: Context) -> list[Patch]:
     ]
 
 
-class _Cascade:
+_installed: weakref.ref[Cascade] | None = None
+
+
+def _remember(cascade: Cascade) -> None:
+    global _installed
+    _installed = weakref.ref(cascade)
+
+
+def installed() -> Cascade | None:
+    """What was bound last in this process and is still in place; graph twins build on it."""
+    return _installed() if _installed is not None else None
+
+
+class Cascade:
     """The bodies of the patches. They return NATIVE, or raise, wherever the host's own function is to run."""
 
     def __init__(self, context: Context, wheel: KernelWheel) -> None:
@@ -66,7 +81,51 @@ class _Cascade:
         self._traits: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], Refusal | None]] = (
             weakref.WeakKeyDictionary()
         )
+        self._admitted: weakref.WeakKeyDictionary[Any, AdmittedStep] = weakref.WeakKeyDictionary()
+        self._graphs: Any = None
+        self._graph_mode_said = False
         self._announced = False
+
+    # What graph twins ask for --------------------------------------------------------------------------------------
+
+    @property
+    def min_requests(self) -> int:
+        return self._min_requests
+
+    def serve_graphs(self, graphs: Any) -> None:
+        """From now on steps may run in the twins of `graphs` (a `GraphTwins`); None: no longer."""
+        self._graphs = graphs
+
+    def admitted(self, runner: Any) -> AdmittedStep | None:
+        """The step that `runner` is preparing, if it was admitted."""
+        return self._admitted.get(runner)
+
+    def forget(self, runner: Any) -> None:
+        """The step is over."""
+        self._admitted.pop(runner, None)
+
+    def reason_against(self, runner: Any) -> str | None:
+        """Why no step of this engine can run in a twin, in words; None where steps can."""
+        if self._fp32_prefix:
+            return "VLLM_ASCEND_CASCADE_PRECISION=fp32: the device cannot capture fa_fp32_stage1"
+        for cache_group, attention_groups in enumerate(runner.attn_groups):
+            for index, group in enumerate(attention_groups):
+                refusal = self._static_refusal(runner, (cache_group, index), group)
+                if refusal is not None:
+                    return f"attention group {(cache_group, index)} never runs two-stage: {refusal.value}"
+        return None
+
+    def layers(self, runner: Any) -> int:
+        """Attention layers of the runner's model."""
+        return sum(len(group.layer_names) for groups in runner.attn_groups for group in groups)
+
+    def block_sizes(self, runner: Any) -> list[int]:
+        """Tokens per block of each attention group."""
+        return [int(group.kv_cache_spec.block_size) for groups in runner.attn_groups for group in groups]
+
+    def merge(self, prefix_out: Any, suffix_out: Any, prefix_lse: Any, suffix_lse: Any) -> Any:
+        """Two partial results merged: [T, H, D] of the prefix result's type."""
+        return self._ops.lse_merge(prefix_out, suffix_out, prefix_lse, suffix_lse, OUT_AS_FIRST)
 
     # One decision a step ------------------------------------------------------------------------------------------
 
@@ -74,14 +133,18 @@ class _Cascade:
         """The shared prefix per KV-cache group and attention group, in tokens, where the step is to run two-stage."""
         guard = self._guard
         guard.calls += 1
+        self._admitted.pop(runner, None)
         step = read_step(runner, num_scheduled_tokens, num_computed_tokens)
         refusal = step_refusal(
             decode_only=step.decode_only, requests=step.num_requests, min_requests=self._min_requests
         )
         if refusal is not None:
             return guard.decline(refusal.value)
+        if self._full_graph_only(runner):
+            return guard.decline(Refusal.GRAPH_MODE.value)
         lengths: list[list[int]] = []
         first_refusal: Refusal | None = None
+        admitted = AdmittedStep(step.num_requests)
         for cache_group, attention_groups in enumerate(runner.attn_groups):
             lengths.append([])
             prefix: int | None = None
@@ -92,11 +155,34 @@ class _Cascade:
                         rows = read_block_rows(runner, cache_group, step.num_requests)
                         prefix = shared_prefix_tokens(rows.ids, rows.used, rows.block_size, step.computed_tokens)
                     refusal = prefix_refusal(prefix, self._min_prefix)
-                lengths[-1].append(prefix if refusal is None and prefix else 0)
+                if refusal is None and prefix:
+                    blocks = rows.ids[0, : prefix // rows.block_size].copy()
+                    lengths[-1].append(SharedPrefix.of(prefix, admitted, blocks))
+                else:
+                    lengths[-1].append(0)
                 first_refusal = first_refusal or refusal
         if not any(map(any, lengths)):
             return guard.decline((first_refusal or Refusal.NO_SHARED_PREFIX).value)
+        self._admitted[runner] = admitted
         return lengths
+
+    def _full_graph_only(self, runner: Any) -> bool:
+        """Whether decode steps replay the host's full graphs and there is no twin to take their place.
+
+        Taking such a step out of its graph costs more than two-stage attention gains.
+        """
+        mode = runner.compilation_config.cudagraph_mode
+        if runner.model_config.enforce_eager or mode.decode_mode().name != "FULL":
+            return False
+        if self._graphs is not None and self._graphs.serves(runner):
+            return False
+        if not self._graph_mode_said:
+            self._graph_mode_said = True
+            self._log.warning(
+                "cascade-attention: never two-stage in this engine: its decode steps replay captured graphs and no "
+                "graph twin is there (VLLM_ASCEND_ENABLE_CASCADE_GRAPH=1 captures twins)"
+            )
+        return True
 
     def _static_refusal(self, runner: Any, key: tuple[int, int], group: Any) -> Refusal | None:
         known = self._traits.setdefault(runner, {})
@@ -135,27 +221,40 @@ class _Cascade:
             ) -> Any:
                 metadata = native(builder, common_prefix_len, common_attn_metadata, *args, **kwargs)
                 if common_prefix_len:
-                    site.run(self._attach, _nothing, builder, common_prefix_len, common_attn_metadata, metadata)
+                    site.run(self._attach, _nothing, builder, common_prefix_len, metadata)
+                elif self._graphs is not None and self._graphs.recording is not None:
+                    # An error here ends the capture of twins, not a step: it is the capture's to report.
+                    self._attach_recording(builder, metadata, self._graphs.recording)
                 return metadata
 
             return build
 
         return factory
 
-    def _attach(self, builder: Any, common_prefix_len: int, common_attn_metadata: Any, metadata: Any) -> Any:
+    def _attach(self, builder: Any, prefix: Any, metadata: Any) -> Any:
         kind: type = type(builder)
         if kind is not self._builder_type:
             return self._guard.decline(Refusal.ATTENTION_BACKEND.value)
         if not metadata.causal:
             return self._guard.decline(Refusal.NOT_CAUSAL.value)
-        plan = step_plan.make_plan(
-            metadata,
-            prefix_tokens=int(common_prefix_len),
-            block_size=builder.kv_cache_spec.block_size,
-            requests=int(common_attn_metadata.num_actual_tokens),
-        )
-        setattr(metadata, step_plan.ATTRIBUTE, plan)
+        if not isinstance(prefix, SharedPrefix):
+            raise step_plan.PlanError(f"the host passed a shared prefix of {prefix} tokens that is not this step's")
+        step = prefix.step
+        if step.lane is Lane.TWIN:
+            step.plans[builder] = step.twin.lengths_of(metadata, prefix)
+        elif step.lane is Lane.EAGER:
+            plan = step_plan.make_plan(
+                metadata,
+                prefix_tokens=int(prefix),
+                block_size=builder.kv_cache_spec.block_size,
+                requests=step.requests,
+            )
+            setattr(metadata, step_plan.ATTRIBUTE, plan)
         return None
+
+    def _attach_recording(self, builder: Any, metadata: Any, twin: Any) -> None:
+        twin.open_group(builder, metadata.block_tables, builder.kv_cache_spec.block_size)
+        setattr(metadata, step_plan.RECORDING, (twin, builder))
 
     # Two stages a layer -------------------------------------------------------------------------------------------
 
@@ -163,9 +262,14 @@ class _Cascade:
         self, layer: Any, query: Any, key: Any, value: Any, attn_metadata: Any, output: Any, *_: Any, **__: Any
     ) -> Any:
         """A layer's decode attention, written into `output`; NATIVE where the step has no plan."""
-        plan: step_plan.StepPlan | None = getattr(attn_metadata, step_plan.ATTRIBUTE, None)
         kind: type = type(layer)
-        if plan is None or kind is not self._impl_type:
+        if kind is not self._impl_type:
+            return NATIVE
+        recording = getattr(attn_metadata, step_plan.RECORDING, None)
+        if recording is not None:
+            return self._record(layer, query, attn_metadata, output, *recording)
+        plan: step_plan.StepPlan | None = getattr(attn_metadata, step_plan.ATTRIBUTE, None)
+        if plan is None:
             return NATIVE
         merged = attend(
             self._ops,
@@ -179,29 +283,38 @@ class _Cascade:
         )
         output[: plan.rows] = merged
         if plan.layers_done == 1:
-            self._count_step(plan)
+            self.count_step(plan.prefix_tokens, plan.requests, plan.suffix_lengths[: plan.requests])
         return output
 
-    def _count_step(self, plan: step_plan.StepPlan) -> None:
+    def _record(self, layer: Any, query: Any, metadata: Any, output: Any, twin: Any, builder: Any) -> Any:
+        heads = Heads(layer.num_heads, layer.num_kv_heads, layer.head_size, layer.scale)
+        merged = self._graphs.record_layer(twin, builder, layer, query, heads, metadata.attn_mask)
+        if merged is NATIVE:
+            return NATIVE
+        output[: twin.rows] = merged
+        return output
+
+    def count_step(self, prefix_tokens: int, requests: int, suffix_lengths: list[int]) -> None:
+        """Note one step that ran two-stage."""
         guard = self._guard
         guard.engaged += 1
-        guard.count("prefix_tokens", plan.prefix_tokens)
-        guard.count("requests", plan.rows)
+        guard.count("prefix_tokens", prefix_tokens)
+        guard.count("requests", requests)
         if not self._announced:
             self._announced = True
             self._log.info(
                 "cascade-attention: first two-stage step (%d requests share %d tokens); results equal stock's up to "
                 "the rounding of the model's type",
-                plan.rows,
-                plan.prefix_tokens,
+                requests,
+                prefix_tokens,
             )
         if self._trace:
             self._log.info(
                 "[cas-trace] requests=%d shared_len=%d suffix=%d..%d",
-                plan.rows,
-                plan.prefix_tokens,
-                min(plan.suffix_lengths),
-                max(plan.suffix_lengths),
+                requests,
+                prefix_tokens,
+                min(suffix_lengths),
+                max(suffix_lengths),
             )
 
 

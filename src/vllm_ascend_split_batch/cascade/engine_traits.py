@@ -41,7 +41,6 @@ def read_traits(
         microbatching=bool(parallel.use_ubatching),
         context_parallel=parallel.decode_context_parallel_size > 1
         or getattr(parallel, "prefill_context_parallel_size", 1) > 1,
-        graphs=not model.enforce_eager and config.compilation_config.cudagraph_mode.value != 0,
         mla=bool(model.use_mla),
         alibi=bool(runner.use_alibi) or any(getattr(layer, "alibi_slopes", None) is not None for layer in layers),
         stock_backend=stock,

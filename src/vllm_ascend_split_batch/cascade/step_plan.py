@@ -10,6 +10,8 @@ from typing import Any
 
 #: Attribute of the host's attention metadata that carries the plan.
 ATTRIBUTE = "split_batch_cascade_plan"
+#: Likewise, while a graph twin is captured: the twin and the metadata builder.
+RECORDING = "split_batch_cascade_recording"
 
 #: A row that belongs to no request (padding) still needs one key to attend to; its result is discarded.
 PADDING_SUFFIX = 1
@@ -25,6 +27,7 @@ class StepPlan:
 
     Attributes:
         rows: T, query rows of the step, one per request (padding rows included).
+        requests: real requests, the first rows.
         prefix_tokens: P, shared by all requests; a multiple of the block size, > 0.
         block_size: tokens per block.
         prefix_table: int32 device tensor [1, P / block_size]: the shared blocks, as one sequence.
@@ -36,6 +39,7 @@ class StepPlan:
     """
 
     rows: int
+    requests: int
     prefix_tokens: int
     block_size: int
     prefix_table: Any
@@ -96,6 +100,7 @@ def make_plan(metadata: Any, *, prefix_tokens: int, block_size: int, requests: i
         )
     return StepPlan(
         rows=rows,
+        requests=requests,
         prefix_tokens=prefix_tokens,
         block_size=block_size,
         prefix_table=table[:1, :prefix_blocks].contiguous(),

@@ -77,6 +77,9 @@ def test_parameters(door, path, parameters, kind):
     if len(parameters) > 1:
         assert status(Seam(f"{door}:{path}", parameters=tuple(reversed(parameters)), kind=kind)) == "differs"
         assert status(Seam(f"{door}:{path}", parameters=parameters[:-1], kind=kind)) == "differs"
+        assert status(Seam(f"{door}:{path}", parameters=(*parameters[:-1], "..."), kind=kind)) == "matched"
+        assert status(Seam(f"{door}:{path}", parameters=(*parameters[1:], "..."), kind=kind)) == "differs"
+    assert status(Seam(f"{door}:{path}", parameters=(*parameters, "..."), kind=kind)) == "matched"
 
 
 def test_what_differs_is_said(door):
@@ -157,8 +160,8 @@ def test_one_statement_a_seam():
 MUTANTS = {
     "self is a parameter": ("parameters = parameters[1:]", "parameters = parameters[0:]"),
     "no stars": ('stars.get(p.kind, "") + p.name', "p.name"),
-    "a set of parameters": ("if found != seam.parameters:", "if set(found) != set(seam.parameters):"),
-    "a prefix of parameters": ("if found != seam.parameters:", "if found[:len(seam.parameters)] != seam.parameters:"),
+    "a set of parameters": ("return found == stated", "return set(found) == set(stated)"),
+    "a prefix of parameters": ("return found == stated", "return found[:len(stated)] == stated"),
     "kinds do not matter": ("if wanted is not None and kind != wanted:", "if False:"),
     "any ending counts": ('name.endswith("." + callee)', "name.endswith(callee)"),
 }

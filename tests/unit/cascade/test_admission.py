@@ -28,7 +28,6 @@ RULES = [
     ({"sliding_window": True}, Refusal.SLIDING_WINDOW),
     ({"local_attention": True}, Refusal.LOCAL_ATTENTION),
     ({"split_blocks": True}, Refusal.SPLIT_BLOCKS),
-    ({"graphs": True}, Refusal.GRAPH_MODE),
     ({"beyond_device_limits": "head size 96"}, Refusal.DEVICE_LIMITS),
 ]
 
