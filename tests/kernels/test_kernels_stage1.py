@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from split_batch_kernels import stage1
+from split_batch_kernels import attend, stage1
 
 CASES = {
     # name: (query lengths, kv lengths, H, K, D, page, extra columns)
@@ -69,13 +69,13 @@ def test_against_float64(case, dtype, dense):
 @pytest.mark.parametrize("elements", [1, 700, 5000])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_chunks_of_keys_do_not_change_the_result(case, elements, dense, monkeypatch):
-    monkeypatch.setattr(stage1, "CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(attend, "CHUNK_ELEMENTS", elements)
     agrees_with_float64(torch.ops.npu.fa_fp32_stage1, dense, case, torch.float32, spread=20.0)
 
 
 def test_a_later_chunk_with_a_larger_maximum(dense, monkeypatch):
     """The running maximum must rescale what was accumulated before it rose."""
-    monkeypatch.setattr(stage1, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(attend, "CHUNK_ELEMENTS", 1)
     query = torch.ones(1, 1, 16)
     key = torch.zeros(3, 16, 1, 16)
     key[0], key[1], key[2] = -3.0, 1.0, 9.0
@@ -121,15 +121,19 @@ def agrees_in_all_cases(implementation, dense):
 
 
 def test_the_implementation_passes_what_the_mutants_fail(dense, monkeypatch):
-    monkeypatch.setattr(stage1, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(attend, "CHUNK_ELEMENTS", 1)
     agrees_in_all_cases(stage1.fa_fp32_stage1, dense)
 
 
-MUTANTS = {
+OF_STAGE1 = {
+    "scale 1/D": ("1.0 / math.sqrt(head_size)", "1.0 / head_size"),
+    "seven copies of the log-sum-exp": ("expand(-1, LSE_REPLICAS).reshape(-1)", "expand(-1, 7).reshape(-1)"),
+    "first rows for every sequence": ("first = last", "first = 0 * last"),
+}
+OF_ATTEND = {
     "base-2 log-sum-exp": ("torch.log(total)", "torch.log2(total)"),
     "log-sum-exp without the maximum": ("row_lse = running_max + ", "row_lse = "),
-    "scale 1/D": ("1.0 / math.sqrt(head_size)", "1.0 / head_size"),
-    "one key too many": ("keys - first * page)", "keys - first * page + 1)"),
+    "one key too many": ("skip + keys - first * page)", "skip + keys - first * page + 1)"),
     "heads of a group interleaved": (
         "query.view(rows, kv_heads, group, head_size).permute(1, 0, 2, 3)",
         "query.view(rows, group, kv_heads, head_size).permute(2, 0, 1, 3)",
@@ -137,17 +141,22 @@ MUTANTS = {
     "keys as values": ("v = value[chunk]", "v = key[chunk]"),
     "no rescaling of the sum": ("total.mul_(rescale)", "total"),
     "no rescaling of the output": ("accumulated.mul_(rescale)", "accumulated"),
-    "seven copies of the log-sum-exp": ("expand(-1, LSE_REPLICAS).reshape(-1)", "expand(-1, 7).reshape(-1)"),
-    "first rows for every sequence": ("first = last", "first = 0 * last"),
 }
 
 
-@pytest.mark.parametrize("change", MUTANTS.values(), ids=MUTANTS.keys())
+@pytest.mark.parametrize("change", OF_STAGE1.values(), ids=OF_STAGE1.keys())
 def test_mutants_are_noticed(change, dense, mutant):
-    broken = mutant(stage1, *change)
-    broken.CHUNK_ELEMENTS = 1
     with pytest.raises((AssertionError, RuntimeError)):
-        agrees_in_all_cases(broken.fa_fp32_stage1, dense)
+        agrees_in_all_cases(mutant(stage1, *change).fa_fp32_stage1, dense)
+
+
+@pytest.mark.parametrize("change", OF_ATTEND.values(), ids=OF_ATTEND.keys())
+def test_mutants_of_the_attention_are_noticed(change, dense, mutant, monkeypatch):
+    broken = mutant(attend, *change)
+    broken.CHUNK_ELEMENTS = 1
+    monkeypatch.setattr(stage1, "attend", broken.attend)
+    with pytest.raises((AssertionError, RuntimeError)):
+        agrees_in_all_cases(stage1.fa_fp32_stage1, dense)
 
 
 def test_no_query_rows():

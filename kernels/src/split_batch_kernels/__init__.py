@@ -17,25 +17,47 @@ device build takes is narrower: :data:`DEVICE_LIMITS`, :func:`limit_violations`,
 
 from __future__ import annotations
 
-from .errors import DeviceLimitError, OpContractError, OpDefinitionError
+from .cascade import cascade_prefix, cascade_suffix, prefix_splits
+from .errors import DeviceLimitError, OpContractError, OpDefinitionError, TritonUnavailableError
 from .limits import DEVICE_LIMITS, DeviceLimits, check_device_limits, limit_violations
 from .merge import lse_merge, merge_partials
+from .partial_merge import attention_merge, attention_merge_stack
 from .registration import define, definition, is_ours, register
-from .schemas import LSE_REPLICAS, MERGE, SCHEMAS, STAGE1
+from .schemas import (
+    ATTENTION_MERGE,
+    ATTENTION_MERGE_STACK,
+    CASCADE_PREFIX,
+    CASCADE_SUFFIX,
+    LSE_REPLICAS,
+    MERGE,
+    OWN_SCHEMAS,
+    SCHEMAS,
+    STAGE1,
+)
 from .stage1 import fa_fp32_stage1
 
 __version__ = "0.3.0"
 
 __all__ = [
+    "ATTENTION_MERGE",
+    "ATTENTION_MERGE_STACK",
+    "CASCADE_PREFIX",
+    "CASCADE_SUFFIX",
     "DEVICE_LIMITS",
     "LSE_REPLICAS",
     "MERGE",
+    "OWN_SCHEMAS",
     "SCHEMAS",
     "STAGE1",
     "DeviceLimitError",
     "DeviceLimits",
     "OpContractError",
     "OpDefinitionError",
+    "TritonUnavailableError",
+    "attention_merge",
+    "attention_merge_stack",
+    "cascade_prefix",
+    "cascade_suffix",
     "check_device_limits",
     "definition",
     "fa_fp32_stage1",
@@ -43,6 +65,7 @@ __all__ = [
     "limit_violations",
     "lse_merge",
     "merge_partials",
+    "prefix_splits",
     "register",
 ]
 

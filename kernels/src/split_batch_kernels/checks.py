@@ -20,14 +20,14 @@ def _shape(tensor: Tensor) -> tuple[object, ...]:
     return tuple(tensor.shape)
 
 
-def _same_device(op: str, first: tuple[str, Tensor], others: tuple[tuple[str, Tensor], ...]) -> None:
+def same_device(op: str, first: tuple[str, Tensor], others: tuple[tuple[str, Tensor], ...]) -> None:
     name, reference = first
     for other, tensor in others:
         if tensor.device != reference.device:
             raise violation(op, f"device of {other}", tensor.device, f"{reference.device}, the device of {name}")
 
 
-def _contiguous(op: str, tensors: tuple[tuple[str, Tensor], ...]) -> None:
+def contiguous(op: str, tensors: tuple[tuple[str, Tensor], ...]) -> None:
     for name, tensor in tensors:
         if not tensor.is_contiguous():
             raise violation(
@@ -73,8 +73,8 @@ def check_stage1(
         ("actual_q_seqlens", actual_q_seqlens),
         ("actual_kv_seqlens", actual_kv_seqlens),
     )
-    _same_device(op, ("query", query), arguments)
-    _contiguous(op, (("query", query), *arguments))
+    same_device(op, ("query", query), arguments)
+    contiguous(op, (("query", query), *arguments))
     if key.shape != value.shape:
         raise violation(op, "shape of value", _shape(value), f"{_shape(key)}, the shape of key")
 
@@ -126,8 +126,8 @@ def check_merge(o1: Tensor, o2: Tensor, lse1: Tensor, lse2: Tensor, out_code: in
         if tensor.dtype != torch.float32:
             raise violation(op, f"dtype of {name}", tensor.dtype, torch.float32)
     arguments = (("o2", o2), ("lse1", lse1), ("lse2", lse2))
-    _same_device(op, ("o1", o1), arguments)
-    _contiguous(op, (("o1", o1), *arguments))
+    same_device(op, ("o1", o1), arguments)
+    contiguous(op, (("o1", o1), *arguments))
     head_size = o1.shape[-1]
     if head_size < 16 or head_size % 16:
         raise violation(op, "head size of o1", head_size, "a multiple of 16")

@@ -1,7 +1,7 @@
 """Launching the package's Triton kernels: compiled on a device, in Triton's interpreter on CPU tensors.
 
-``triton.jit`` decides between the two when a module is imported, by ``TRITON_INTERPRET``; so does Triton's own library of
-reductions. Here the tensors decide, at launch, whatever that variable says and whoever imported Triton before.
+``triton.jit`` decides between the two when a module is imported, by ``TRITON_INTERPRET``; so does Triton's own library
+of reductions. Here the tensors decide, at launch, whatever that variable says and whoever imported Triton before.
 """
 
 from __future__ import annotations

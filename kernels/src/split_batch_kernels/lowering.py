@@ -1,8 +1,8 @@
 """What of a Triton kernel is compiled for the device when it is checked: its variants, as data.
 
-A kernel source is a file ``<part>_triton.py`` of this package. It imports only the standard library, ``triton`` and other
-kernel sources (the check's environment has no torch), and lists in ``LOWERINGS`` at least one :class:`Lowering` of every
-kernel it defines. Device functions that kernels call have a name that starts with an underscore.
+A kernel source is a file ``<part>_triton.py`` of this package. It imports only the standard library, ``triton`` and
+other kernel sources (the check's environment has no torch), and lists in ``LOWERINGS`` at least one :class:`Lowering`
+of every kernel it defines. Device functions that kernels call have a name that starts with an underscore.
 """
 
 from __future__ import annotations

@@ -7,13 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from .attend import attend
+from .cascade_checks import page_ids
 from .checks import check_stage1
 from .errors import violation
 from .schemas import LSE_REPLICAS, STAGE1
-
-#: Score elements (key-value heads x rows x keys) held at once. 2**20 float32 are 4 MiB: the scores of one chunk, and
-#: the exponentials made of them in place, stay near the cores' caches while the GEMMs are large enough to be efficient.
-CHUNK_ELEMENTS = 1 << 20
 
 
 def fa_fp32_stage1(
@@ -55,14 +53,15 @@ def fa_fp32_stage1(
     tokens, heads, head_size = query.shape
     out = query.new_empty((tokens, heads, head_size), dtype=torch.float32)
     lse = query.new_empty((tokens, heads), dtype=torch.float32)
+    scale = 1.0 / math.sqrt(head_size)
     if tokens:
-        q_lengths = _query_lengths(actual_q_seqlens, q_seqlen_value, tokens)
+        q_lengths = query_lengths(actual_q_seqlens, q_seqlen_value, tokens)
         kv_lengths = [int(n) for n in actual_kv_seqlens.tolist()]
-        pages = _pages(block_table, kv_lengths, blocks=key.shape[0], page=key.shape[1])
+        pages = stage1_pages(block_table, kv_lengths, blocks=key.shape[0], page=key.shape[1])
         first = 0
         for rows, keys, ids in zip(q_lengths, kv_lengths, pages, strict=True):
             last = first + rows
-            _attend(query[first:last], key, value, ids, keys, out[first:last], lse[first:last])
+            attend(query[first:last], key, value, ids, 0, keys, scale, out[first:last], lse[first:last])
             first = last
     return out, lse.view(-1, 1).expand(-1, LSE_REPLICAS).reshape(-1)
 
@@ -83,7 +82,7 @@ def fa_fp32_stage1_meta(
     return out, query.new_empty((tokens * heads * LSE_REPLICAS,), dtype=torch.float32)
 
 
-def _query_lengths(actual_q_seqlens: Tensor, q_seqlen_value: int, tokens: int) -> list[int]:
+def query_lengths(actual_q_seqlens: Tensor, q_seqlen_value: int, tokens: int) -> list[int]:
     lengths = [int(n) for n in actual_q_seqlens.tolist()]
     for row, length in enumerate(lengths):
         if q_seqlen_value and length != q_seqlen_value:
@@ -95,62 +94,11 @@ def _query_lengths(actual_q_seqlens: Tensor, q_seqlen_value: int, tokens: int) -
     return lengths
 
 
-def _pages(block_table: Tensor, kv_lengths: list[int], *, blocks: int, page: int) -> list[Tensor]:
+def stage1_pages(block_table: Tensor, kv_lengths: list[int], *, blocks: int, page: int) -> list[Tensor]:
     """The page ids that each sequence reads, as int64 index tensors on the table's device."""
-    columns = block_table.shape[1]
-    table = block_table.to(torch.int64)
     result = []
     for row, keys in enumerate(kv_lengths):
         if keys < 1:
             raise violation(STAGE1, f"actual_kv_seqlens[{row}]", keys, "at least 1")
-        needed = -(-keys // page)
-        if needed > columns:
-            raise violation(
-                STAGE1, "columns of block_table", columns,
-                f"at least {needed} for the {keys} keys of sequence {row} in pages of {page}",
-            )
-        ids = table[row, :needed]
-        low, high = (int(bound) for bound in torch.aminmax(ids))
-        if low < 0 or high >= blocks:
-            bad = low if low < 0 else high
-            raise violation(STAGE1, f"a block id in row {row} of block_table", bad, f"0 to {blocks - 1}")
-        result.append(ids)
+        result.append(page_ids(STAGE1, row, block_table[row], 0, keys, blocks=blocks, page=page))
     return result
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, ids: Tensor, keys: int, out: Tensor, lse: Tensor) -> None:
-    """One sequence: write ``out`` (rows, H, D) and ``lse`` (rows, H).
-
-    The rows of one key-value head's whole query group form one matrix, so each chunk of keys is read once per
-    key-value head and takes part in two GEMMs.
-    """
-    rows, heads, head_size = query.shape
-    page, kv_heads = key.shape[1], key.shape[2]
-    group = heads // kv_heads
-    # (rows, K * G, D) -> (K, rows * G, D)
-    q = query.view(rows, kv_heads, group, head_size).permute(1, 0, 2, 3).reshape(kv_heads, rows * group, head_size)
-    q = q.to(torch.float32) * (1.0 / math.sqrt(head_size))
-
-    pages_per_chunk = max(1, CHUNK_ELEMENTS // (kv_heads * rows * group * page))
-    running_max = q.new_full((kv_heads, rows * group, 1), -math.inf)
-    total = q.new_zeros((kv_heads, rows * group, 1))
-    accumulated = q.new_zeros((kv_heads, rows * group, head_size))
-    for first in range(0, ids.shape[0], pages_per_chunk):
-        chunk = ids[first : first + pages_per_chunk]
-        count = min(chunk.shape[0] * page, keys - first * page)
-        # (pages, page, K, D) -> (K, keys, D); the gather is the only copy in the cache's own dtype.
-        k = key[chunk].view(-1, kv_heads, head_size)[:count].permute(1, 0, 2).to(torch.float32)
-        v = value[chunk].view(-1, kv_heads, head_size)[:count].permute(1, 0, 2).to(torch.float32)
-        scores = torch.bmm(q, k.transpose(1, 2))
-        new_max = torch.maximum(running_max, scores.amax(dim=-1, keepdim=True))
-        # A row whose scores are all -inf so far keeps total 0: subtracting 0 instead of -inf avoids inf - inf.
-        shift = torch.where(torch.isneginf(new_max), torch.zeros_like(new_max), new_max)
-        rescale = torch.exp(running_max - shift)
-        weights = scores.sub_(shift).exp_()
-        total = total.mul_(rescale).add_(weights.sum(dim=-1, keepdim=True))
-        accumulated = torch.baddbmm(accumulated.mul_(rescale), weights, v)
-        running_max = new_max
-    normalised = accumulated / total
-    out.copy_(normalised.view(kv_heads, rows, group, head_size).permute(1, 0, 2, 3).reshape(rows, heads, head_size))
-    row_lse = running_max + torch.log(total)
-    lse.copy_(row_lse.view(kv_heads, rows, group).permute(1, 0, 2).reshape(rows, heads))
