@@ -50,7 +50,7 @@ class Record:
         self.document |= {
             "schema": SCHEMA,
             "release": release.name,
-            "host": {name: version for name, version in release.distributions},
+            "host": dict(release.distributions),
         }
 
     def result(self, part: str) -> Any:
@@ -58,16 +58,17 @@ class Record:
         entry = self.document["parts"].get(part)
         return entry["result"] if entry else None
 
-    def stands(self, part: str, key: str) -> bool:
-        """Whether a part was run on the sources `key` names."""
+    def stands(self, part: str, sources: str, environment: str) -> bool:
+        """Whether a part was run on these sources of ours, in this environment (digests)."""
         entry = self.document["parts"].get(part)
-        return bool(entry and entry["sources"] == key)
+        return bool(entry and (entry["sources"], entry["environment"]) == (sources, environment))
 
-    def write(self, part: str, key: str, result: Any, seconds: float) -> None:
+    def write(self, part: str, sources: str, environment: str, result: Any, seconds: float) -> None:
         """Keep what a part found."""
         parts = self.document["parts"]
         parts[part] = {
-            "sources": key,
+            "sources": sources,
+            "environment": environment,
             "on": time.strftime("%Y-%m-%d", time.gmtime()),
             "seconds": round(seconds, 1),
             "result": result,

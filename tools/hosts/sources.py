@@ -55,8 +55,9 @@ class Sources:
         self.folder.mkdir(parents=True, exist_ok=True)
         with path_without("cargo") as path, ThreadPoolExecutor(AT_ONCE) as pool:
             search = str(self.base.path / "bin") + os.pathsep + path
-            for _ in pool.map(lambda pair: self._fetch(*pair, search), missing):
-                pass
+            fetching = [pool.submit(self._fetch, name, version, search) for name, version in missing]
+            for future in fetching:
+                future.result()
         return [f"{name} {version}" for name, version in missing]
 
     def _place(self, distribution: str, version: str) -> Path:
