@@ -4,9 +4,11 @@ VENV   := .venv/bin
 # make demo MODEL=DIR, make demo KERNELS=none, make demo ARGS="--requests 8"
 MODEL   ?=
 KERNELS ?= reference
+# make hosts RELEASES="0.27.1rc1 0.30.0rc2", make hosts ARGS=--static
+RELEASES ?=
 ARGS    ?=
 
-.PHONY: help demo test lint bench evidence check-demo env-demo env-test clean
+.PHONY: help demo test lint bench evidence hosts check-hosts check-demo env-demo env-test clean
 
 help:
 	@echo "make demo            set up, then serve a real chat model on the emulated NPU, stock and with cascade"
@@ -15,6 +17,9 @@ help:
 	@echo "make lint            ruff and mypy"
 	@echo "make bench           the programs in benchmarks/"
 	@echo "make evidence        run the demo again and rewrite docs/evidence/cascade/"
+	@echo "make hosts           every carrier on every host release, one after another, into docs/evidence/carriers/;"
+	@echo "                     RELEASES=\"0.27.1rc1 0.30.0rc2\" some of them, ARGS=--static their source files only"
+	@echo "make check-hosts     the seams in the source files of all releases are what docs/evidence/carriers/ says"
 	@echo "make clean           remove the environment and what the demo wrote"
 
 env-demo:
@@ -51,5 +56,11 @@ bench: env-test
 evidence: env-demo
 	$(VENV)/python docs/evidence/cascade/collect.py
 
+hosts: env-test
+	@$(VENV)/python -m tools.hosts --releases "$(RELEASES)" $(ARGS)
+
+check-hosts: env-test
+	@$(VENV)/python -m tools.hosts --static --check
+
 clean:
-	rm -rf .venv .venv.log .venv.lock out
+	rm -rf .hosts .venv .venv.log .venv.lock out
