@@ -54,7 +54,8 @@ class Request:
     Args:
         request_id: unique among the engine's unfinished requests.
         prompt_tokens: length of the prompt, at least 1.
-        output_tokens: tokens that the model produces before it stops by itself, at least 1.
+        output_tokens: tokens that the model produces until it stops by itself, at least 1. A request that was cut off
+            at `max_tokens` is told from one that stopped there by a larger number.
         arrival: seconds; orders requests of equal priority under the "priority" policy.
         job: the job that it belongs to; empty: the one that `request_id` names (see `job_of`).
         priority: smaller goes first, under the "priority" policy.
@@ -118,7 +119,7 @@ class Request:
         self.blocks = 0  # held, where the request does not take part in decode rounds
         self.hashed_tokens = 0  # computed tokens whose full blocks can be found again, likewise
         self.last_output = 0  # the output after which the request ends, in this engine
-        self.pending = False  # with asynchronous scheduling: its newest output counts, but is not known yet
+        self.pending = 0  # with asynchronous scheduling, outside decode rounds: outputs that count, but are not known yet
         self.order = 0  # of admission
         self.freed: FreedBlocks | None = None
 
@@ -161,4 +162,5 @@ class Request:
         return (self.priority, self.arrival, self.request_id) < (other.priority, other.arrival, other.request_id)
 
     def __repr__(self) -> str:
-        return f"Request({self.request_id!r}, {self.prompt_tokens}+{self.outputs}/{self.output_tokens}, {self.status.name})"
+        progress = f"{self.prompt_tokens}+{self.outputs}/{self.output_tokens}"
+        return f"Request({self.request_id!r}, {progress}, {self.status.name})"

@@ -11,7 +11,7 @@ from vllm_ascend_split_batch.host_model.request import Request
 
 
 class WaitingQueue(Protocol):
-    """What the scheduler asks of a waiting queue. Truth and length may differ: a queue may hold what it does not offer."""
+    """What the scheduler asks of a waiting queue. A queue that holds requests may be false: it offers none now."""
 
     def add(self, request: Request, now: float) -> None:
         """Take a request that arrives."""

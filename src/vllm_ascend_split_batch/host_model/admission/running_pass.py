@@ -37,20 +37,19 @@ class RunningPass:
         if by_priority or not self._everyone_fits(budget):
             for request in list(running):
                 if request.in_rounds:
-                    running.leave_rounds(request)
+                    self._scheduler.leave_rounds(request)
             return self._one_by_one(step, budget, now)
         return self._those_needing_attention(step, budget, now)
 
     def _hold_back(self, before: ScheduledStep) -> None:
         """Who is known to end with the outputs under way is not scheduled again."""
         for request in before.ending:
-            if request.in_rounds and self._scheduler.ends_by_length(request):
-                self._running.leave_rounds(request)
-                request.pending = True
+            if request.in_rounds and self._scheduler.foresees_end(request):
+                self._scheduler.leave_rounds(request)
 
     def _wanted(self, request: Request) -> int:
         """Tokens that a request outside decode rounds would compute, with the budget to itself."""
-        if request.pending and request.outputs >= request.last_output and self._scheduler.ends_by_length(request):
+        if request.pending and request.outputs >= request.last_output and self._scheduler.foresees_end(request):
             return 0
         tokens = request.num_tokens - request.computed
         threshold = self._settings.long_prefill_token_threshold
@@ -123,7 +122,7 @@ class RunningPass:
     def _take(self, request: Request, tokens: int, needed: int, step: ScheduledStep) -> None:
         self._blocks.allocate(needed)
         request.blocks += needed
-        known = request.num_tokens - (1 if request.pending else 0)
+        known = request.num_tokens - request.pending
         request.hashed_tokens = max(request.hashed_tokens, min(request.computed + tokens, known))
         step.chunks[request] = tokens
 

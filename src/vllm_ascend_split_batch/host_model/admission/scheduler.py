@@ -11,6 +11,7 @@ from vllm_ascend_split_batch.host_model.admission.running import RunningRequests
 from vllm_ascend_split_batch.host_model.admission.running_pass import RunningPass
 from vllm_ascend_split_batch.host_model.admission.settings import EngineSettings, Policy
 from vllm_ascend_split_batch.host_model.admission.step_result import StepResult
+from vllm_ascend_split_batch.host_model.padding.releases import HostFailure
 from vllm_ascend_split_batch.host_model.recovery.recompute import RECOMPUTED, Recovery, recovery_of
 from vllm_ascend_split_batch.host_model.remote_kv.connector import Connector
 from vllm_ascend_split_batch.host_model.remote_kv.loads import RemoteLoads
@@ -87,7 +88,12 @@ class Scheduler:
     # One step.
 
     def schedule(self, now: float) -> ScheduledStep:
-        """Choose the next step's requests and tokens, and count these as computed."""
+        """Choose the next step's requests and tokens, and count these as computed.
+
+        Raises:
+            HostFailure: the host's engine ends here.
+            TooManyJobs: so it does.
+        """
         step = ScheduledStep()
         self.policy.step_begins()
         budget = self.running_pass.schedule(step, now)
@@ -105,7 +111,8 @@ class Scheduler:
         for request, output in step.sampled:
             if request.status is RequestStatus.FINISHED_ABORTED:
                 continue
-            request.pending = False
+            if request.pending and not request.in_rounds:
+                request.pending -= 1
             if output == 1:
                 result.first_tokens.append(request)
         for request in sorted(step.ending, key=lambda request: request.order):
@@ -127,7 +134,7 @@ class Scheduler:
             return
         if unknown:
             victim.outputs -= 1
-            victim.pending = False
+            victim.pending = 0
             if self.undelivered is not None:
                 self.undelivered.stale.append(victim)
         self.blocks.release(victim)
@@ -137,6 +144,14 @@ class Scheduler:
         victim.preemptions += 1
         self.waiting.prepend(victim, now)
         step.result.preempted.append(victim)
+
+    def leave_rounds(self, request: Request) -> None:
+        """Look at a decoding request by itself from here on."""
+        self.running.leave_rounds(request)
+        if self.undelivered is not None:
+            request.pending = 1
+            if request not in self.undelivered.chunks:
+                self.undelivered.sampled.append((request, 0))
 
     # The waiting requests.
 
@@ -179,6 +194,9 @@ class Scheduler:
                 passed_over.append(request)
                 step.result.loading.append(request)
                 continue
+            if request.status.is_finished:
+                # The queue remembered a request that was aborted since.
+                raise HostFailure(f"{request.request_id} is admitted after it was aborted")
             request.status = RequestStatus.RUNNING
             request.computed = computed
             self.running.append(request)
@@ -213,7 +231,7 @@ class Scheduler:
         """Give a waiting request its first blocks; False where too few are free."""
         blocks, longest = self.blocks, self.settings.max_model_len
         held = request.blocks + found
-        margin = self._watermark if len(self.running) else 0
+        margin = self._watermark if len(self.running) and not request.status.is_finished else 0
         if self.settings.reserve_full_prompt:
             whole = max(blocks.blocks_for(min(request.num_tokens, longest)) - held, 0) + found
             if whole + margin > blocks.free:
@@ -260,30 +278,30 @@ class Scheduler:
             if ends:
                 step.ending.append(request)
             if self.settings.asynchronous:
-                request.pending = True
+                request.pending += 1
             elif ends:
                 continue
-            if not (ends and self.ends_by_length(request)):
+            if not (ends and self.foresees_end(request)):
                 self._join_rounds(request)
 
     def _join_rounds(self, request: Request) -> None:
         if request.blocks == self.blocks.blocks_for(request.computed):
+            request.pending = 0
             self.running.join_rounds(request)
 
-    def ends_by_length(self, request: Request) -> bool:
-        """Whether the request's last token is its last because it may have no more, which the scheduler foresees."""
+    def foresees_end(self, request: Request) -> bool:
+        """Whether the scheduler knows before it sees the request's last token that there can be no more."""
         last = request.last_output
         return last == request.max_tokens or request.prompt_tokens + last >= self.settings.max_model_len
 
     def _finish(self, request: Request) -> None:
-        by_length = self.ends_by_length(request)
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
         else:  # it lost its place while its last token was under way
             self.waiting.remove((request,))
             self.skipped.remove((request,))
         request.outputs = request.last_output
-        if by_length:
+        if request.outputs < request.output_tokens:
             self._leave(request, RequestStatus.FINISHED_LENGTH_CAPPED, "length")
         else:
             self.policy.stopped(request)
@@ -292,7 +310,7 @@ class Scheduler:
     def _leave(self, request: Request, status: RequestStatus, reason: str, *, keep_blocks: bool = False) -> None:
         request.status = status
         request.finish_reason = reason
-        request.pending = False
+        request.pending = 0
         self._prefilling.pop(request, None)
         self.stopped_for_blocks = False
         if not keep_blocks:

@@ -1,0 +1,159 @@
+"""Runs generated cases through the host's own schedulers, on stand-ins for what surrounds them.
+
+    python host_admission_child.py RELEASE SEED COUNTS.json RESULT.json
+
+Started by `test_admission_host.py` on the emulated NPU.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+# Before the host's other modules: it breaks their import cycle.
+from tests.host_model.host_scheduler import (  # isort: skip
+    Outputs,
+    ScriptedConnector,
+    make_request,
+    make_scheduler,
+    runner_output,
+)
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import RequestStatus
+
+from tests.host_model.admission_cases import EngineCase, Script, generate_connected, generate_engines
+from vllm_ascend_split_batch.host_model.admission import HostRelease, Policy
+
+FAILED = "failure"
+CLOCK = SimpleNamespace(now=0.0)
+
+
+def run_host(case: EngineCase) -> list[Any]:
+    """One entry a step, as `admission_lockstep.run_model` tells it."""
+    script = Script(case)
+    connector = None
+    if case.connector != "none":
+        connector = ScriptedConnector(script.matched, None if case.connector == "without hook" else script.offload)
+    scheduler = make_scheduler(case.settings, connector)
+    outputs = Outputs({spec.request_id: spec.output_tokens for spec in case.requests})
+    told, before = [], None
+    for number, now in enumerate(case.times):
+        CLOCK.now, script.step = now, number
+        for position, spec in enumerate(case.requests):
+            if spec.step == number:
+                scheduler.add_request(make_request(spec.request(), position, case.settings.block_size))
+        for spec in case.requests:
+            if spec.aborted == number:
+                scheduler.finish_requests(spec.request_id, RequestStatus.FINISHED_ABORTED)
+        try:
+            entry, before = step(case, scheduler, outputs, script, before)
+        except RuntimeError:
+            return [*told, FAILED]
+        told.append(entry)
+    return told
+
+
+def step(case: EngineCase, scheduler: Any, outputs: Outputs, script: Script, before: Any) -> tuple[Any, Any]:
+    connector = scheduler.connector
+    preempted: list[str] = []
+    original = scheduler._preempt_request
+
+    def preempt(request: Any, *arguments: Any, **more: Any) -> None:
+        preempted.append(request.request_id)
+        original(request, *arguments, **more)
+
+    with mock.patch.object(scheduler, "_preempt_request", preempt):
+        scheduled = scheduler.schedule()
+    tokens = outputs.of(scheduler, scheduled)
+    for request_id in connector.started if connector is not None else ():
+        computed = scheduler.requests[request_id].num_computed_tokens
+        script.started(request_id, -(-computed // case.settings.block_size))
+    if connector is not None:
+        connector.started.clear()
+    failed, ended = script.report()
+    invalid = set()
+    for request_id, block in failed.items():
+        if request_id in scheduler.requests and not scheduler.requests[request_id].is_finished():
+            invalid.add(scheduler.kv_cache_manager.get_block_ids(request_id)[0][block])
+    known: Any = (scheduled, tokens)
+    if case.settings.asynchronous:
+        known, before = before, (known if tokens else None)
+        if known is None:
+            known = (SchedulerOutput.make_empty(), {})
+    told = scheduler.update_from_output(known[0], runner_output(known[1], set(ended), invalid))
+    finished = [
+        [output.request_id, str(output.finish_reason)]
+        for client in told.values()
+        for output in client.outputs
+        if output.finish_reason is not None and output.stop_reason != "recomputed"
+    ]
+    recomputed = [entry.request_id for entry in getattr(scheduled, "recomputed_reqs", None) or []]
+    return {
+        "tokens": scheduled.total_num_scheduled_tokens,
+        "requests": len(scheduled.num_scheduled_tokens),
+        "running": [request.request_id for request in scheduler.running],
+        "waiting": [request.request_id for request in scheduler.waiting],
+        "skipped": [request.request_id for request in scheduler.skipped_waiting],
+        "free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+        "preempted": preempted,
+        "recomputed": recomputed,
+        "finished": finished,
+        "state": {
+            request.request_id: [
+                request.status.name,
+                request.num_computed_tokens,
+                request.num_output_tokens,
+                request.num_preemptions,
+            ]
+            for queue in (scheduler.running, scheduler.waiting, scheduler.skipped_waiting)
+            for request in queue
+        },
+        "policy": policy(case, scheduler),
+    }, before
+
+
+def policy(case: EngineCase, scheduler: Any) -> Any:
+    if case.settings.policy is Policy.SHORT_REQUEST_FIRST:
+        queue = scheduler.waiting
+        lanes = ("immediate", "short", "long")
+        return [
+            [[queue._prepend_counters[lane], queue._dispatch_counters[lane]] for lane in lanes],
+            [queue.num_immediate_requests, queue.num_short_requests, queue.num_long_requests],
+            queue._aged_long_promotions,
+            queue._consecutive_aged_long_promotions,
+        ]
+    if case.settings.policy is Policy.BATCH_JOB_AWARE:
+        stats = scheduler._job_decode_estimator._job_stats
+        return {job: [stat.sample_count, stat.ewma_average] for job, stat in stats.items()}
+    return None
+
+
+def main(release: str, seed: str, counts: str, result: str) -> None:
+    line, number, wanted = HostRelease(release), int(seed), json.loads(counts)
+    engines = generate_engines(line, number, wanted["engines"])
+    connected = generate_connected(line, number, wanted["connected"])
+    clock = SimpleNamespace(monotonic=lambda: CLOCK.now)
+    patches = []
+    try:
+        import vllm_ascend.core.short_request_first_scheduler as short
+
+        patches.append(mock.patch.object(short, "time", clock))
+    except ImportError:
+        pass
+    for patch in patches:
+        patch.start()
+    answers = {
+        "engines": [run_host(case) for case in engines],
+        "connected": [run_host(case) for case in connected],
+    }
+    Path(result).write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    logging.disable(logging.ERROR)
+    main(*sys.argv[1:])
