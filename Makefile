@@ -8,7 +8,7 @@ KERNELS ?= reference
 RELEASES ?=
 ARGS    ?=
 
-.PHONY: help demo test lint bench evidence hosts check-hosts check-demo env-demo env-test clean
+.PHONY: help demo test lint bench check-kernels evidence hosts check-hosts check-demo env-demo env-test clean
 
 help:
 	@echo "make demo            set up, then serve a real chat model on the emulated NPU, stock and with cascade"
@@ -16,6 +16,7 @@ help:
 	@echo "make test            set up, then run all tests and checks"
 	@echo "make lint            ruff and mypy"
 	@echo "make bench           the programs in benchmarks/"
+	@echo "make check-kernels   compile the Triton kernels for an Ascend 910B2 up to CANN's part (its own .venv-kernels)"
 	@echo "make evidence        run the demo again and rewrite docs/evidence/cascade/"
 	@echo "make hosts           every carrier on every host release, one after another, into docs/evidence/carriers/;"
 	@echo "                     RELEASES=\"0.27.1rc1 0.30.0rc2\" some of them, ARGS=--static their source files only"
@@ -52,6 +53,9 @@ bench: env-test
 	$(VENV)/python benchmarks/carrier_overhead.py --out out/carrier_overhead.json
 	$(VENV)/python benchmarks/manager_cli.py --json out/manager_cli.json
 	$(VENV)/python benchmarks/planner.py --out out/planner.json
+
+check-kernels:
+	@$(if $(PYTHON),,$(error no python3 found: install python3.11))$(PYTHON) -m tools.check_kernels --json out/check_kernels.json $(ARGS)
 
 evidence: env-demo
 	$(VENV)/python docs/evidence/cascade/collect.py
