@@ -2,7 +2,7 @@
 
     python lower.py FOLDER TARGET SOURCE.py...
 
-Writes FOLDER/<number>.mlir and prints one JSON document: a list of variants, in order, each with ``source``, ``kernel``,
+Writes FOLDER/<number>.mlir and prints one JSON document: the variants in order, each with ``source``, ``kernel``,
 ``variant`` and either ``error`` or ``file``, ``arguments`` (of the compiler) and ``cores``. No torch here: the package
 `split_batch_kernels` is entered without its own `__init__`.
 """

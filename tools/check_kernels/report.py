@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from .compilation import CAPACITY_BYTES, Result
 
-
 LEGEND = """\
 UB, L1, L0C: KiB that the compiler's plan needs, of KiB that a core has (L0A and L0B are filled behind its last pass).
 scattered: loads and stores that are done element by element + row by row instead of as one block."""
