@@ -104,9 +104,14 @@ def fit(
     Raises:
         FitError: too few cells, or cells that do not differ in batch, prefix and suffix.
     """
-    for attribute, least in (("requests", 2), ("prefix_tokens", 2), ("suffix_tokens", 2)):
-        if len({getattr(cell, attribute) for cell in cells}) < least:
-            raise FitError(f"all measured cells have the same {attribute}; measure at least {least} different ones")
+    varied = {
+        "requests": {cell.requests for cell in cells},
+        "prefix": {cell.prefix_tokens for cell in cells},
+        "suffix": {cell.suffix_tokens // cell.requests for cell in cells},
+    }
+    for name, values in varied.items():
+        if len(values) < 2:
+            raise FitError(f"all measured cells have the same {name}; measure at least two different ones")
     rows: list[list[float]] = []
     for cell in cells:
         read = (cell.prefix_tokens + cell.suffix_tokens) * shape.kv_bytes

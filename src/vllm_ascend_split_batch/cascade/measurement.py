@@ -18,7 +18,8 @@ from typing import Any
 from .cost_model import AttentionShape
 from .fitting import Cell
 from .step_plan import make_plan
-from .two_stage import Heads, attend
+from .tiers import FusedTier, OwnTier
+from .two_stage import Heads
 
 #: Tokens per block.
 BLOCK = 128
@@ -48,16 +49,20 @@ class Timing:
 class Bench:
     """Caches for the largest cell, on the current device; `measure` times one cell with them."""
 
-    def __init__(self, shape: AttentionShape, *, most_blocks: int, layers: int, dtype: str) -> None:
+    def __init__(
+        self, tier: FusedTier | OwnTier, shape: AttentionShape, *, most_blocks: int, layers: int, dtype: str
+    ) -> None:
         """Allocate.
 
         Args:
-            shape: the attention. most_blocks: blocks of the largest cell. layers: caches, one per layer.
+            tier: how two stages are computed. shape: the attention.
+            most_blocks: blocks of the largest cell. layers: caches, one per layer.
             dtype: element type, "bfloat16", "float16" or "float32".
         """
         import torch
 
         self._torch = torch
+        self._tier = tier
         self._device = torch.device("npu", torch.npu.current_device())
         self._dtype = getattr(torch, dtype)
         self._heads = Heads(shape.query_heads, shape.kv_heads, shape.head_size, 1 / math.sqrt(shape.head_size))
@@ -98,7 +103,7 @@ class Bench:
 
         def cascade() -> None:
             for key, value in self._caches:
-                attend(torch.ops.npu, query, key, value, made, heads, causal_mask=self._mask, fp32_prefix=False)
+                self._tier.attend(query, key, value, made, heads, self._mask)
 
         self._agree(query, metadata, made)
         series = self._take_turns((stock, cascade, stock), seconds)
@@ -152,7 +157,7 @@ class Bench:
         torch = self._torch
         key, value = self._caches[0]
         expected = self._stock_layer(query, key, value, metadata).float()
-        merged = attend(torch.ops.npu, query, key, value, plan, self._heads, causal_mask=self._mask, fp32_prefix=False)
+        merged = self._tier.attend(query, key, value, plan, self._heads, self._mask)
         difference = float((merged.float() - expected).abs().max())
         allowed = 8 * torch.finfo(self._dtype).eps * max(float(expected.abs().max()), 1e-3)
         # A comparison with NaN is false, so it is asked for what is wanted.

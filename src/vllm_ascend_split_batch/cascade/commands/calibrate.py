@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -18,6 +19,7 @@ from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, CostModel
 from vllm_ascend_split_batch.cascade.fitting import Cell, FitError, fit
 from vllm_ascend_split_batch.cascade.profiles import (
     EMULATED_DEVICE,
+    TIERS,
     Coverage,
     Fit,
     Key,
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tensor-parallel", type=positive, default=1, metavar="N", help="ranks that share the heads; 1"
     )
-    parser.add_argument("--tier", choices=("wheel",), default="wheel", help="kernels; default wheel")
+    parser.add_argument("--tier", choices=TIERS, default="wheel", help="kernels; default wheel")
     parser.add_argument("--batches", type=positives, default=(4, 8, 16, 32, 64), metavar="N,N,...")
     parser.add_argument("--prefixes", type=positives, default=(512, 1024, 2048, 4096, 8192, 16384), metavar="N,N,...")
     parser.add_argument("--suffixes", type=positives, default=(64, 512), metavar="N,N,...")
@@ -64,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         shape = read_shape(options.model, tensor_parallel=options.tensor_parallel)
         dtype = read_dtype(options.model)
     torch_npu = _device()
-    _kernels()
+    tier = _kernels(options.tier, shape, dtype)
     batches = list(_cells(options.batches, options.prefixes, options.suffixes))
     from vllm_ascend_split_batch.cascade.measurement import BLOCK, Bench, Timing
 
@@ -79,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{len(batches)} cells, {layers} layers, {_shape_text(shape, dtype)}", file=sys.stderr)
     timings: list[Timing] = []
     try:
-        bench = Bench(shape, most_blocks=most_blocks, layers=layers, dtype=dtype)
+        bench = Bench(tier, shape, most_blocks=most_blocks, layers=layers, dtype=dtype)
         for number, (requests, prefix, suffix) in enumerate(batches, 1):
             timing = bench.measure(requests, prefix, suffix, seconds=options.seconds)
             timings.append(timing)
@@ -168,14 +170,29 @@ def _device() -> Any:
     return torch_npu
 
 
-def _kernels() -> None:
-    from vllm_ascend_split_batch.cascade.kernel_wheel import probe
+def _kernels(name: str, shape: AttentionShape, dtype: str) -> Any:
+    """The tier, once it is there and has passed its self-test."""
+    import torch
+
+    from vllm_ascend_split_batch.cascade import self_test, tiers
+    from vllm_ascend_split_batch.cascade.measurement import BLOCK
+    from vllm_ascend_split_batch.cascade.two_stage import Heads
     from vllm_ascend_split_batch.cascade_plugin import CASCADE
 
     gate = next(gate for gate in CASCADE.gates if gate.name == "VLLM_ASCEND_CASCADE_KERNEL_FINGERPRINT")
-    wheel = probe(gate.read().value)
-    if not wheel.usable:
-        raise CommandError(wheel.detail, 1)
+    try:
+        tier = tiers.make(name, fp32_prefix=False, allowed_fingerprint=gate.read().value)
+    except tiers.Unavailable as error:
+        raise CommandError(str(error), 1) from None
+    heads = Heads(shape.query_heads, shape.kv_heads, shape.head_size, 1 / math.sqrt(shape.head_size))
+    device = torch.device("npu", torch.npu.current_device())
+    try:
+        problem = self_test.failure(tier, device, getattr(torch, dtype), heads, BLOCK)
+    except RuntimeError as error:
+        problem = str(error).splitlines()[0]
+    if problem:
+        raise CommandError(f"the kernels of tier {name} fail their self-test on this device: {problem}", 1)
+    return tier
 
 
 def _sources(torch_npu: Any, dtype: str, layers: int) -> tuple[str, ...]:

@@ -9,15 +9,14 @@ from typing import Any
 from vllm_ascend_split_batch.cascade.commands import CommandError, positive
 from vllm_ascend_split_batch.cascade.commands.model_config import read_shape
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, CostModel
-from vllm_ascend_split_batch.cascade.decision import Decision, Facts, Reason, State, decide
+from vllm_ascend_split_batch.cascade.decision import Decision, Facts, Reason
+from vllm_ascend_split_batch.cascade.prediction import Profiles
 from vllm_ascend_split_batch.cascade.profiles import (
     TIERS,
     Key,
     Profile,
     ProfileError,
     device_key,
-    find,
-    load,
     missing_reason,
     shipped,
 )
@@ -45,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tensor-parallel", type=positive, default=1, metavar="N", help="ranks that share the heads; 1"
     )
-    parser.add_argument("--profile", metavar="FILE", help="profiles of your own, before the shipped ones")
+    parser.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="profiles of your own, before the shipped ones; default: what VLLM_ASCEND_CASCADE_PROFILE says",
+    )
     parser.add_argument(
         "--device", metavar="NAME", help="the device, as in a profile; default: the device of this machine"
     )
@@ -58,13 +61,14 @@ def run(options: argparse.Namespace) -> int:
     """Print the decision; exit status 0 whatever it is."""
     shape = read_shape(options.model, tensor_parallel=options.tensor_parallel)
     try:
-        own = load(options.profile) if options.profile else ()
+        profiles = Profiles(options.profile or str(_setting("VLLM_ASCEND_CASCADE_PROFILE")))
     except ProfileError as error:
         raise CommandError(str(error)) from None
-    key = Key(options.device or _this_device(own), options.tier, "graph" if options.graph else "eager")
-    profile = find(key, own, shipped())
+    key = Key(options.device or _this_device(profiles), options.tier, "graph" if options.graph else "eager")
+    group = profiles.group(key, shape)
+    profile = group.profile
     facts = Facts(options.batch, options.prefix, options.batch * options.suffix, shape)
-    decision = decide(facts, profile, State())
+    decision = group.decide(options.batch, options.prefix, options.batch * (options.prefix + options.suffix - 1))
     floors = _floors(options.batch, options.prefix)
     if options.json:
         print(json.dumps(_document(facts, key, profile, decision, floors), indent=2))
@@ -73,9 +77,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _this_device(own: tuple[Profile, ...]) -> str:
-    """The device of this machine; without one, the only device that the user's profiles are for."""
-    devices = {profile.key.device for profile in own}
+def _setting(name: str) -> Any:
+    """The value of one of the carrier's variables in this environment."""
+    return next(gate for gate in CASCADE.gates if gate.name == name).read().value
+
+
+def _this_device(profiles: Profiles) -> str:
+    """The only device that the user's profiles are for; without such, the device of this machine."""
+    devices = {profile.key.device for profile in profiles.own}
     if len(devices) == 1:
         return devices.pop()
     try:
@@ -84,18 +93,19 @@ def _this_device(own: tuple[Profile, ...]) -> str:
 
         return device_key(torch_npu)
     except Exception:
-        known = ", ".join(sorted({profile.key.device for profile in (*own, *shipped())}))
+        known = ", ".join(sorted({profile.key.device for profile in (*profiles.own, *shipped())}))
         raise CommandError(f"no NPU is found in this environment; name one with --device (profiles: {known})") from None
 
 
 def _floors(requests: int, prefix: int) -> list[tuple[str, int, int, bool]]:
     """Name, value, the step's figure and whether it is met, of both hard floors as this environment sets them."""
-    readings = {gate.name: gate.read() for gate in CASCADE.gates if gate.name in _FLOORS}
-    values = [(name, int(readings[name].value)) for name in _FLOORS]
+    values = [(name, int(_setting(name))) for name in _FLOORS]
     return [(name, value, is_, is_ >= value) for (name, value), is_ in zip(values, (prefix, requests), strict=True)]
 
 
 def _why(key: Key, profile: Profile | None, decision: Decision, facts: Facts) -> str:
+    if decision.reason is Reason.FLOORS_ONLY:
+        return "nothing is predicted, as VLLM_ASCEND_CASCADE_PROFILE=floors asks: the floors alone decide"
     if profile is None:
         return missing_reason(key)
     if decision.reason is Reason.LOST_WHEN_MEASURED:
@@ -110,7 +120,7 @@ def _why(key: Key, profile: Profile | None, decision: Decision, facts: Facts) ->
     if decision.use:
         return f"two stages are predicted to save {saved}; {profile.margin:.0%} is needed"
     if decision.saved <= 0:
-        return f"two stages are predicted to cost {saved} more"
+        return f"two stages are predicted to take {-decision.saved:.1%} more attention time than the host's own"
     return f"two stages are predicted to save {saved}, less than the margin of {profile.margin:.0%}"
 
 
