@@ -10,6 +10,7 @@ import pytest
 from . import tiny_models
 from .engines import Result
 from .prompts import shared_prefix_batch
+from .switched_on import SWITCHED_ON
 from .tiny_models import TinyModel
 
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
@@ -20,11 +21,7 @@ PAGE = 128
 TOKENS = 24
 REQUESTS = 24
 PREFIXES = (300, 700)
-CASCADE = {
-    "VLLM_ASCEND_ENABLE_CASCADE_DECODE": "1",
-    "VLLM_ASCEND_CASCADE_MIN_PREFIX": "128",
-    "VLLM_ASCEND_CASCADE_MIN_REQS": "2",
-}
+CASCADE = SWITCHED_ON[CARRIER]
 
 models = pytest.mark.parametrize("model", tiny_models.ALL, ids=lambda model: model.name)
 
