@@ -21,6 +21,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST_PACKAGES = ("vllm", "vllm_ascend", "torch_npu")
+#: The emulated NPU's own book-keeping, which no real torch_npu has.
+EMULATION = ("torch_npu.host", "torch_npu.emulator")
 WORKER = "vllm_ascend.worker.worker"
 SEED = 4
 
@@ -67,8 +69,11 @@ def _holders(also: Collection[str]) -> Iterator[tuple[str, Any, dict[Any, Any]]]
     """
     seen: set[int] = set()
     for name, module in sorted(sys.modules.items()):
-        ours = name.partition(".")[0] in HOST_PACKAGES or name in also
-        if not ours or not isinstance(module, ModuleType):
+        emulation = any(name == part or name.startswith(f"{part}.") for part in EMULATION)
+        wanted = name.partition(".")[0] in HOST_PACKAGES and not emulation
+            tuple(f"{e}." for e in EMULATION)
+        )
+        if not (wanted or name in also) or not isinstance(module, ModuleType):
             continue
         pending: list[tuple[str, Any]] = [(name, module)]
         while pending:
@@ -169,12 +174,16 @@ def all_on_and_off(carriers: list[Any], switched_on: dict[str, dict[str, str]]) 
 
 
 def _load(carrier: Any, variables: dict[str, str]) -> None:
+    before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         carrier.load()
     finally:
-        for name in variables:
-            os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def main(job_path: str, result_path: str) -> None:
