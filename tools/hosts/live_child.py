@@ -71,8 +71,6 @@ def _holders(also: Collection[str]) -> Iterator[tuple[str, Any, dict[Any, Any]]]
     for name, module in sorted(sys.modules.items()):
         emulation = any(name == part or name.startswith(f"{part}.") for part in EMULATION)
         wanted = name.partition(".")[0] in HOST_PACKAGES and not emulation
-            tuple(f"{e}." for e in EMULATION)
-        )
         if not (wanted or name in also) or not isinstance(module, ModuleType):
             continue
         pending: list[tuple[str, Any]] = [(name, module)]
