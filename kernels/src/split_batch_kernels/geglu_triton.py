@@ -66,7 +66,7 @@ def _geglu(gate, up):
     return tl.where(gate < 0.0, below, above)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def geglu_kernel(
     gate_up,
     out,

@@ -114,7 +114,8 @@ def _heaviest(
     return tl.min(tl.where(inside & (value == top[:, None]), column, vocabulary - 1), axis=1)
 
 
-@triton.jit
+# What changes from step to step must not be compiled for: neither a value of 1 nor a multiple of 16.
+@triton.jit(do_not_specialize=["rows", "key_low", "key_high", "step"])
 def sample_kernel(
     scores,
     top_k,

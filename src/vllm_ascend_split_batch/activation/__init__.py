@@ -1,0 +1,1 @@
+"""fi-gelu: GeGLU with the exact error function."""
