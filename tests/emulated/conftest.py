@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from . import tiny_models
 from .engines import Engines
+
+#: Those run in a process of the emulated NPU, started by `test_inside_host.py`.
+collect_ignore = [] if "TORCH_NPU_EMULATOR" in os.environ else ["inside_host"]
 
 
 @pytest.fixture(scope="session")

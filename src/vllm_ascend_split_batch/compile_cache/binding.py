@@ -1,8 +1,9 @@
 """Keeps engines from dying on an assertion of torch's AOTAutograd cache.
 
-vLLM compiles with torch's *bundled* AOTAutograd cache. From torch 2.11 on or thereabouts the cache asserts that the
-compiler's result is an `OutputCode` of inductor; the host's fusion-pass path returns a plain graph. The guard runs that
-path with the cache off. What is lost is that cache's entry, which could not have been written.
+vLLM's ahead-of-time compilation asks torch for the AOTAutograd cache even where the compiler did not. Torch 2.13's
+cache asserts that a compiler's result is an `OutputCode` of inductor; the host's fusion-pass path returns a plain
+graph, and the engine ends while it starts. The guard runs that path with the cache off. What is lost is that cache's
+entry, which could not have been written.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from typing import Any
 
 from vllm_ascend_split_batch.aot_cache_guard_plugin import COMPILE
 from vllm_ascend_split_batch.carrier import Context, Patch, Refused
+
+#: Torch's switches. The first alone does not turn the cache off where TORCHINDUCTOR_AUTOGRAD_CACHE=1 forces it on; the
+#: second is what makes torch ask the cache for a compiler that never asked for it.
+SWITCHES = ("enable_autograd_cache", "force_autograd_cache")
 
 
 def patches(context: Context) -> list[Patch]:
@@ -64,7 +69,7 @@ class _Guard:
             return self._guard.decline("npugraph_ex")
         if not self._cache_config.enable_autograd_cache:
             return self._guard.decline("cache_off_already")
-        return self._cache_config.patch(enable_autograd_cache=False)
+        return self._cache_config.patch({name: False for name in SWITCHES if hasattr(self._cache_config, name)})
 
 
 def _no_switch() -> None:

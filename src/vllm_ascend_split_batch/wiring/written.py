@@ -2,7 +2,7 @@
 
 The host assigns what attention returns to the rows of the output it was given. Where the operator has written there
 itself, that assignment would copy memory onto itself. :class:`Written` is what attention returns then: assigning it to
-exactly those rows does nothing, and in every other respect it is the tensor.
+exactly those rows does nothing; to torch's functions, and by its attributes, it is the tensor.
 """
 
 from __future__ import annotations
