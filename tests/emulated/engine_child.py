@@ -8,6 +8,7 @@ requests of one batch run together. Started by `tests/emulated/engines.py` on th
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -18,9 +19,8 @@ from typing import Any
 def main(job_path: str, result_path: str) -> None:
     job: dict[str, Any] = json.loads(Path(job_path).read_text())
     if job["mutant"]:
-        import planted_faults
-
-        planted_faults.plant(job["mutant"])
+        module, _, fault = job["mutant"].rpartition(":")
+        importlib.import_module(module or "planted_faults").plant(fault)
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 

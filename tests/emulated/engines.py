@@ -100,7 +100,7 @@ class Engines:
 
         Args:
             env: variables on top of the emulated NPU's. engine: arguments of `LLM` on top of the defaults.
-            mutant: a fault from `planted_faults.py` to plant first.
+            mutant: a fault from `planted_faults.py` to plant first, or `"module:fault"` from another file beside it.
         """
         job = {
             "model": str(model),
