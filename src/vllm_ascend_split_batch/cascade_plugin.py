@@ -6,7 +6,7 @@ imported when the host has imported the modules its seams are in.
 
 from __future__ import annotations
 
-from vllm_ascend_split_batch.carrier import Calls, Carrier, Choice, Flag, Integer, Seam
+from vllm_ascend_split_batch.carrier import Calls, Carrier, Choice, Flag, Integer, Seam, Text
 from vllm_ascend_split_batch.carrier.gates import Gate, Invalid
 
 EXTENSION_ID = "org.vllm-hust.split-batch-full-graph"
@@ -49,6 +49,14 @@ CASCADE = Carrier(
         Flag("VLLM_ASCEND_ENABLE_CASCADE_GRAPH", help="the same in captured graphs"),
         Integer("VLLM_ASCEND_CASCADE_MIN_PREFIX", 8192, minimum=1, maximum=1 << 31, help="tokens that must be shared"),
         Integer("VLLM_ASCEND_CASCADE_MIN_REQS", 32, minimum=1, maximum=1 << 20, help="requests that must share them"),
+        Choice(
+            "VLLM_ASCEND_CASCADE_KERNELS", ("wheel", "host", "own", "auto"), "wheel", help="which kernels compute it"
+        ),
+        Text(
+            "VLLM_ASCEND_CASCADE_PROFILE",
+            "auto",
+            help="what decides above the two thresholds: auto (the shipped profiles), a file of your own, or floors",
+        ),
         Choice("VLLM_ASCEND_CASCADE_PRECISION", ("bf16", "fp32"), "bf16", help="result type of the prefix stage"),
         Flag("VLLM_ASCEND_CASCADE_STRICT", help="keep stock results bit for bit: never run two-stage"),
         Flag("VLLM_ASCEND_CASCADE_TRACE", help="log every step that runs two-stage"),

@@ -12,18 +12,26 @@ def plant(name: str) -> None:
         KeyError: no such fault.
     """
     {"lse_shift": _shift_prefix_lse, "suffix_length": _shorten_suffixes}[name]()
+    _blind_the_self_test()
+
+
+def _blind_the_self_test() -> None:
+    """It would notice most faults and keep cascade out; here the tests of tokens have to."""
+    from vllm_ascend_split_batch.cascade import self_test
+
+    self_test.run = lambda *args: self_test.Outcome(None, 0)
 
 
 def _shift_prefix_lse() -> None:
     from vllm_ascend_split_batch.cascade import two_stage
 
-    fused = two_stage._fused
+    fused = two_stage.fused
 
     def shifted(*args: Any, **kwargs: Any) -> Any:
         out, lse = fused(*args, **kwargs)
         return out, lse + 3.0 if kwargs["mask"] is None else lse
 
-    two_stage._fused = shifted
+    two_stage.fused = shifted
 
 
 def _shorten_suffixes() -> None:

@@ -40,7 +40,7 @@ A front door declares what it is; nothing of the capability is imported until it
 from __future__ import annotations
 
 from .carrier import Carrier, Context, Refused
-from .gates import Choice, Flag, Gate, Integer, Number, Settings
+from .gates import Choice, Flag, Gate, Integer, Number, Settings, Text
 from .guard import NATIVE, Guard, Site
 from .log import logger
 from .patches import DictEntry, Patch, PatchSet
@@ -65,6 +65,7 @@ __all__ = [
     "SeamStatus",
     "Settings",
     "Site",
+    "Text",
     "logger",
     "verify",
 ]

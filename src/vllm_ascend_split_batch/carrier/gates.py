@@ -189,6 +189,25 @@ class Choice(Gate):
         raise Invalid
 
 
+class Text(Gate):
+    """Any text of one line, such as a file's name. Blank counts as unset."""
+
+    def __init__(self, name: str, default: str = "", *, help: str = "") -> None:
+        super().__init__(name, default, help=help)
+
+    @property
+    def accepted(self) -> str:
+        return "one line of printable text"
+
+    def parse(self, text: str) -> str:
+        if not text.isprintable():
+            raise Invalid
+        return text
+
+    def _shown_default(self) -> str:
+        return f"the default {self.default!r}"
+
+
 class Settings(Mapping[str, Any]):
     """The values of a carrier's gates, read once: ``settings["VARIABLE"]`` is a value, not a text."""
 

@@ -25,6 +25,10 @@ class Refusal(str, Enum):
     LOCAL_ATTENTION = "local_attention"
     SPLIT_BLOCKS = "split_blocks"
     DEVICE_LIMITS = "device_limits"
+    #: No kernel tier is left that passes its self-test and, where it is chosen automatically, has a profile.
+    NO_KERNELS = "no_kernels"
+    #: The kernels failed their self-test in front of this step.
+    SELF_TEST = "self_test"
     NOT_DECODE = "not_decode"
     BELOW_MIN_REQS = "below_min_reqs"
     NO_SHARED_PREFIX = "no_shared_prefix"

@@ -30,12 +30,14 @@ class AdmittedStep:
 
     Attributes:
         requests: real requests, one query row each.
+        tier: the kernels that compute it.
         lane: how it runs; EAGER until the host's choice of a graph is known.
         twin: the twin that runs it, in lane TWIN.
         plans: what the metadata builders made of it, by builder: a twin needs one of every builder.
     """
 
     requests: int
+    tier: Any
     lane: Lane = Lane.EAGER
     twin: Any = None
     plans: dict[Any, Any] = field(default_factory=dict)

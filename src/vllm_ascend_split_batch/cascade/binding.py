@@ -13,31 +13,28 @@ from typing import Any
 from vllm_ascend_split_batch.carrier import Context, Patch, Refused
 from vllm_ascend_split_batch.carrier.guard import NATIVE
 from vllm_ascend_split_batch.cascade_plugin import BUILD, FORWARD, PREFIX_LENS
-from vllm_ascend_split_batch.host_step import read_block_rows, read_step
+from vllm_ascend_split_batch.host_step import StepFacts, read_block_rows, read_step
 
-from . import step_plan
-from .admission import EngineTraits, Refusal, prefix_refusal, static_refusal, step_refusal
+from . import step_plan, tiers
+from .admission import Refusal, prefix_refusal, step_refusal
 from .admitted import AdmittedStep, Lane, SharedPrefix
-from .engine_traits import read_traits
-from .kernel_wheel import KernelWheel, probe
+from .engine_choice import EAGER, GRAPH, EngineChoice, GroupKey, Wishes, attention_groups, settle
+from .prediction import Profiles
+from .profiles import ProfileError
 from .shared_prefix import shared_prefix_tokens
-from .two_stage import OUT_AS_FIRST, Heads, attend
+from .two_stage import Heads
 
 
 def patches(context: Context) -> list[Patch]:
     """The carrier's three patches.
 
     Raises:
-        Refused: the user asked for stock results, or the kernel wheel is not usable.
+        Refused: the user asked for stock results, or no kernel tier that the user allows is there.
     """
     settings = context.settings
     if settings["VLLM_ASCEND_CASCADE_STRICT"]:
         raise Refused("VLLM_ASCEND_CASCADE_STRICT keeps stock results bit for bit, so cascade stays out")
-    wheel = probe(settings["VLLM_ASCEND_CASCADE_KERNEL_FINGERPRINT"])
-    if not wheel.usable:
-        raise Refused(wheel.detail)
-    context.log.info("cascade-attention: kernel wheel %s", wheel.detail)
-    cascade = Cascade(context, wheel)
+    cascade = Cascade(context, _wishes(context))
     _remember(cascade)
     guard = context.guard
     return [
@@ -45,6 +42,34 @@ def patches(context: Context) -> list[Patch]:
         context.patch(BUILD, cascade.attach_to(guard.site("step plan", counted=False))),
         context.patch(FORWARD, guard.site("layer attention", counted=False).around(cascade.attend)),
     ]
+
+
+def _wishes(context: Context) -> Wishes:
+    settings = context.settings
+    wanted: str = settings["VLLM_ASCEND_CASCADE_KERNELS"]
+    automatic = wanted == "auto"
+    found: list[Any] = []
+    missing: list[str] = []
+    for name in tiers.TIERS if automatic else (wanted,):
+        try:
+            found.append(
+                tiers.make(
+                    name,
+                    fp32_prefix=settings["VLLM_ASCEND_CASCADE_PRECISION"] == "fp32",
+                    allowed_fingerprint=settings["VLLM_ASCEND_CASCADE_KERNEL_FINGERPRINT"],
+                )
+            )
+        except tiers.Unavailable as error:
+            missing.append(str(error))
+    if not found:
+        raise Refused("; ".join(missing))
+    for tier in found:
+        context.log.info("cascade-attention: kernels: %s", tier.detail)
+    try:
+        known = Profiles(settings["VLLM_ASCEND_CASCADE_PROFILE"])
+    except ProfileError as error:
+        raise Refused(f"VLLM_ASCEND_CASCADE_PROFILE: {error}") from None
+    return Wishes(found, automatic, known)
 
 
 _installed: weakref.ref[Cascade] | None = None
@@ -63,28 +88,46 @@ def installed() -> Cascade | None:
 class Cascade:
     """The bodies of the patches. They return NATIVE, or raise, wherever the host's own function is to run."""
 
-    def __init__(self, context: Context, wheel: KernelWheel) -> None:
-        import torch
+    def __init__(self, context: Context, wishes: Wishes) -> None:
         from vllm_ascend.attention import attention_v1
 
         settings = context.settings
         self._guard = context.guard
         self._log = context.log
-        self._ops = torch.ops.npu
         self._builder_type: type = attention_v1.AscendAttentionMetadataBuilder
         self._impl_type: type = attention_v1.AscendAttentionBackendImpl
-        self._limits_apply = wheel.limits_apply
-        self._fp32_prefix: bool = settings["VLLM_ASCEND_CASCADE_PRECISION"] == "fp32"
+        self._wishes = wishes
         self._min_prefix: int = settings["VLLM_ASCEND_CASCADE_MIN_PREFIX"]
         self._min_requests: int = settings["VLLM_ASCEND_CASCADE_MIN_REQS"]
         self._trace: bool = settings["VLLM_ASCEND_CASCADE_TRACE"]
-        self._traits: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], Refusal | None]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._choices: weakref.WeakKeyDictionary[Any, EngineChoice] = weakref.WeakKeyDictionary()
         self._admitted: weakref.WeakKeyDictionary[Any, AdmittedStep] = weakref.WeakKeyDictionary()
         self._graphs: Any = None
-        self._graph_mode_said = False
-        self._announced = False
+        self._said: set[str] = set()
+
+    # What is settled once an engine --------------------------------------------------------------------------------
+
+    def choice(self, runner: Any) -> EngineChoice:
+        """What is settled for `runner`, settled now if it has not been."""
+        if runner not in self._choices:
+            choice = settle(runner, self._wishes, self._builder_type, self._impl_type, self._say_once)
+            self._choices[runner] = choice
+            for key, group in choice.groups.items():
+                if group.refusal is not None:
+                    detail = f" ({group.detail})" if group.detail else ""
+                    self._say_once(
+                        f"cascade-attention: never two-stage in this engine's attention group {key}: "
+                        f"{group.refusal.value}{detail}"
+                    )
+            if choice.tier is None:
+                self._say_once(f"cascade-attention: never two-stage in this engine: {choice.reason}")
+            elif (never := choice.never(GRAPH if self._replays_full_graphs(runner) else EAGER)) is not None:
+                self._say_once(f"cascade-attention: never two-stage in this engine: {never}")
+        return self._choices[runner]
+
+    def tier(self, runner: Any) -> Any:
+        """The engine's kernel tier, or None."""
+        return self.choice(runner).tier
 
     # What graph twins ask for --------------------------------------------------------------------------------------
 
@@ -106,13 +149,16 @@ class Cascade:
 
     def reason_against(self, runner: Any) -> str | None:
         """Why no step of this engine can run in a twin, in words; None where steps can."""
-        if self._fp32_prefix:
+        choice = self.choice(runner)
+        while choice.tier is not None and not choice.passed(runner):
+            pass
+        if choice.tier is None:
+            return choice.reason
+        if choice.tier.fp32_prefix:
             return "VLLM_ASCEND_CASCADE_PRECISION=fp32: the device cannot capture fa_fp32_stage1"
-        for cache_group, attention_groups in enumerate(runner.attn_groups):
-            for index, group in enumerate(attention_groups):
-                refusal = self._static_refusal(runner, (cache_group, index), group)
-                if refusal is not None:
-                    return f"attention group {(cache_group, index)} never runs two-stage: {refusal.value}"
+        for key, group in choice.groups.items():
+            if group.refusal is not None:
+                return f"attention group {key} never runs two-stage: {group.refusal.value}"
         return None
 
     def layers(self, runner: Any) -> int:
@@ -123,10 +169,6 @@ class Cascade:
         """Tokens per block of each attention group."""
         return [int(group.kv_cache_spec.block_size) for groups in runner.attn_groups for group in groups]
 
-    def merge(self, prefix_out: Any, suffix_out: Any, prefix_lse: Any, suffix_lse: Any) -> Any:
-        """Two partial results merged: [T, H, D] of the prefix result's type."""
-        return self._ops.lse_merge(prefix_out, suffix_out, prefix_lse, suffix_lse, OUT_AS_FIRST)
-
     # One decision a step ------------------------------------------------------------------------------------------
 
     def decide(self, runner: Any, num_scheduled_tokens: Any, num_computed_tokens: Any, *_: Any, **__: Any) -> Any:
@@ -134,6 +176,9 @@ class Cascade:
         guard = self._guard
         guard.calls += 1
         self._admitted.pop(runner, None)
+        choice = self.choice(runner)
+        if choice.tier is None:
+            return guard.decline(Refusal.NO_KERNELS.value)
         step = read_step(runner, num_scheduled_tokens, num_computed_tokens)
         refusal = step_refusal(
             decode_only=step.decode_only, requests=step.num_requests, min_requests=self._min_requests
@@ -142,70 +187,73 @@ class Cascade:
             return guard.decline(refusal.value)
         if self._full_graph_only(runner):
             return guard.decline(Refusal.GRAPH_MODE.value)
+        mode = GRAPH if self._replays_full_graphs(runner) else EAGER
+        admitted = AdmittedStep(step.num_requests, choice.tier)
         lengths: list[list[int]] = []
-        first_refusal: Refusal | None = None
-        admitted = AdmittedStep(step.num_requests)
-        for cache_group, attention_groups in enumerate(runner.attn_groups):
-            lengths.append([])
-            prefix: int | None = None
-            for index, group in enumerate(attention_groups):
-                refusal = self._static_refusal(runner, (cache_group, index), group)
-                if refusal is None:
-                    if prefix is None:
-                        rows = read_block_rows(runner, cache_group, step.num_requests)
-                        prefix = shared_prefix_tokens(rows.ids, rows.used, rows.block_size, step.computed_tokens)
-                    refusal = prefix_refusal(prefix, self._min_prefix)
-                if refusal is None and prefix:
-                    blocks = rows.ids[0, : prefix // rows.block_size].copy()
-                    lengths[-1].append(SharedPrefix.of(prefix, admitted, blocks))
-                else:
-                    lengths[-1].append(0)
-                first_refusal = first_refusal or refusal
+        first_refusal: str | None = None
+        prefixes: dict[int, tuple[int, Any]] = {}
+        for key, _group in attention_groups(runner):
+            if key[1] == 0:
+                lengths.append([])
+            prefix, reason = self._group_prefix(runner, choice, key, mode, step, admitted, prefixes)
+            lengths[-1].append(prefix)
+            first_refusal = first_refusal or reason
         if not any(map(any, lengths)):
-            return guard.decline((first_refusal or Refusal.NO_SHARED_PREFIX).value)
+            return guard.decline(first_refusal or Refusal.NO_SHARED_PREFIX.value)
+        if not choice.passed(runner):
+            return guard.decline(Refusal.SELF_TEST.value)
+        guard.counters["self_test_host_copies"] = choice.host_copies
         self._admitted[runner] = admitted
         return lengths
+
+    def _group_prefix(
+        self,
+        runner: Any,
+        choice: EngineChoice,
+        key: GroupKey,
+        mode: str,
+        step: StepFacts,
+        admitted: AdmittedStep,
+        prefixes: dict[int, tuple[int, Any]],
+    ) -> tuple[int, str | None]:
+        """The shared prefix of one attention group if it is to run two-stage, else 0 and why not."""
+        group = choice.groups[key]
+        if group.refusal is not None:
+            return 0, group.refusal.value
+        if key[0] not in prefixes:
+            rows = read_block_rows(runner, key[0], step.num_requests)
+            prefix = shared_prefix_tokens(rows.ids, rows.used, rows.block_size, step.computed_tokens)
+            prefixes[key[0]] = prefix, rows.ids[0, : prefix // rows.block_size]
+        prefix, blocks = prefixes[key[0]]
+        refusal = prefix_refusal(prefix, self._min_prefix)
+        if refusal is not None:
+            return 0, refusal.value
+        decision = choice.decide(key, mode, step.num_requests, prefix, int(step.computed_tokens.sum()))
+        if not decision.use:
+            return 0, decision.reason.value
+        return SharedPrefix.of(prefix, admitted, blocks.copy()), None
+
+    def _replays_full_graphs(self, runner: Any) -> bool:
+        mode = runner.compilation_config.cudagraph_mode
+        return not runner.model_config.enforce_eager and mode.decode_mode().name == "FULL"
 
     def _full_graph_only(self, runner: Any) -> bool:
         """Whether decode steps replay the host's full graphs and there is no twin to take their place.
 
         Taking such a step out of its graph costs more than two-stage attention gains.
         """
-        mode = runner.compilation_config.cudagraph_mode
-        if runner.model_config.enforce_eager or mode.decode_mode().name != "FULL":
+        if not self._replays_full_graphs(runner) or (self._graphs is not None and self._graphs.serves(runner)):
             return False
-        if self._graphs is not None and self._graphs.serves(runner):
-            return False
-        if not self._graph_mode_said:
-            self._graph_mode_said = True
-            self._log.warning(
-                "cascade-attention: never two-stage in this engine: its decode steps replay captured graphs and no "
-                "graph twin is there (VLLM_ASCEND_ENABLE_CASCADE_GRAPH=1 captures twins)"
-            )
+        self._say_once(
+            "cascade-attention: never two-stage in this engine: its decode steps replay captured graphs and no graph "
+            "twin is there (VLLM_ASCEND_ENABLE_CASCADE_GRAPH=1 captures twins)"
+        )
         return True
 
-    def _static_refusal(self, runner: Any, key: tuple[int, int], group: Any) -> Refusal | None:
-        known = self._traits.setdefault(runner, {})
-        if key not in known:
-            traits: EngineTraits = read_traits(
-                runner,
-                group,
-                table_block_size=int(runner.input_batch.block_table[key[0]].block_size),
-                builder_type=self._builder_type,
-                impl_type=self._impl_type,
-                fp32_prefix=self._fp32_prefix,
-                limits_apply=self._limits_apply,
-            )
-            refusal = known[key] = static_refusal(traits)
-            if refusal is not None:
-                detail = f" ({traits.beyond_device_limits})" if refusal is Refusal.DEVICE_LIMITS else ""
-                self._log.warning(
-                    "cascade-attention: never two-stage in this engine's attention group %s: %s%s",
-                    key,
-                    refusal.value,
-                    detail,
-                )
-        return known[key]
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._log.warning("%s", sentence)
 
     # One plan a group and step ------------------------------------------------------------------------------------
 
@@ -221,17 +269,18 @@ class Cascade:
             ) -> Any:
                 metadata = native(builder, common_prefix_len, common_attn_metadata, *args, **kwargs)
                 if common_prefix_len:
-                    site.run(self._attach, _nothing, builder, common_prefix_len, metadata)
-                elif self._graphs is not None and self._graphs.recording is not None:
+                    site.run(self._attach, _nothing, builder, common_prefix_len, common_attn_metadata, metadata)
+                elif self._graphs is not None and self._graphs.recording:
                     # An error here ends the capture of twins, not a step: it is the capture's to report.
-                    self._attach_recording(builder, metadata, self._graphs.recording)
+                    group = self._graphs.open_group(builder, metadata.block_tables, builder.kv_cache_spec.block_size)
+                    setattr(metadata, step_plan.RECORDING, group)
                 return metadata
 
             return build
 
         return factory
 
-    def _attach(self, builder: Any, prefix: Any, metadata: Any) -> Any:
+    def _attach(self, builder: Any, prefix: Any, common_attn_metadata: Any, metadata: Any) -> Any:
         kind: type = type(builder)
         if kind is not self._builder_type:
             return self._guard.decline(Refusal.ATTENTION_BACKEND.value)
@@ -241,20 +290,18 @@ class Cascade:
             raise step_plan.PlanError(f"the host passed a shared prefix of {prefix} tokens that is not this step's")
         step = prefix.step
         if step.lane is Lane.TWIN:
-            step.plans[builder] = step.twin.lengths_of(metadata, prefix)
+            step.plans[builder] = step.twin.lengths_of(metadata, prefix, common_attn_metadata.seq_lens)
         elif step.lane is Lane.EAGER:
             plan = step_plan.make_plan(
                 metadata,
                 prefix_tokens=int(prefix),
                 block_size=builder.kv_cache_spec.block_size,
                 requests=step.requests,
+                device_lengths=common_attn_metadata.seq_lens,
             )
+            plan.tier = step.tier
             setattr(metadata, step_plan.ATTRIBUTE, plan)
         return None
-
-    def _attach_recording(self, builder: Any, metadata: Any, twin: Any) -> None:
-        twin.open_group(builder, metadata.block_tables, builder.kv_cache_spec.block_size)
-        setattr(metadata, step_plan.RECORDING, (twin, builder))
 
     # Two stages a layer -------------------------------------------------------------------------------------------
 
@@ -267,31 +314,26 @@ class Cascade:
             return NATIVE
         recording = getattr(attn_metadata, step_plan.RECORDING, None)
         if recording is not None:
-            return self._record(layer, query, attn_metadata, output, *recording)
+            return self._record(layer, query, attn_metadata, output, recording)
         plan: step_plan.StepPlan | None = getattr(attn_metadata, step_plan.ATTRIBUTE, None)
         if plan is None:
             return NATIVE
-        merged = attend(
-            self._ops,
-            query[: plan.rows],
-            layer.key_cache,
-            layer.value_cache,
-            plan,
-            Heads(layer.num_heads, layer.num_kv_heads, layer.head_size, layer.scale),
-            causal_mask=attn_metadata.attn_mask,
-            fp32_prefix=self._fp32_prefix,
+        heads = Heads(layer.num_heads, layer.num_kv_heads, layer.head_size, layer.scale)
+        merged = plan.tier.attend(
+            query[: plan.rows], layer.key_cache, layer.value_cache, plan, heads, attn_metadata.attn_mask
         )
+        plan.layers_done += 1
         output[: plan.rows] = merged
         if plan.layers_done == 1:
             self.count_step(plan.prefix_tokens, plan.requests, plan.suffix_lengths[: plan.requests])
         return output
 
-    def _record(self, layer: Any, query: Any, metadata: Any, output: Any, twin: Any, builder: Any) -> Any:
+    def _record(self, layer: Any, query: Any, metadata: Any, output: Any, group: Any) -> Any:
         heads = Heads(layer.num_heads, layer.num_kv_heads, layer.head_size, layer.scale)
-        merged = self._graphs.record_layer(twin, builder, layer, query, heads, metadata.attn_mask)
+        merged = self._graphs.record_layer(group, layer, query, heads, metadata.attn_mask)
         if merged is NATIVE:
             return NATIVE
-        output[: twin.rows] = merged
+        output[: group.rows] = merged
         return output
 
     def count_step(self, prefix_tokens: int, requests: int, suffix_lengths: list[int]) -> None:
@@ -300,8 +342,8 @@ class Cascade:
         guard.engaged += 1
         guard.count("prefix_tokens", prefix_tokens)
         guard.count("requests", requests)
-        if not self._announced:
-            self._announced = True
+        if "first step" not in self._said:
+            self._said.add("first step")
             self._log.info(
                 "cascade-attention: first two-stage step (%d requests share %d tokens); results equal stock's up to "
                 "the rounding of the model's type",

@@ -92,7 +92,7 @@ def _judge(allowed_fingerprint: str) -> KernelWheel:
         )
     import torch
 
-    missing = [op for op in OPS if not _op_present(torch, op)]
+    missing = [op for op in OPS if not op_present(torch, op)]
     if missing:
         return KernelWheel(
             False,
@@ -108,9 +108,11 @@ def _judge(allowed_fingerprint: str) -> KernelWheel:
     return _judge_library(module, allowed_fingerprint)
 
 
-def _op_present(torch: Any, op: str) -> bool:
-    name = f"npu::{op}"
-    return hasattr(torch.ops.npu, op) and torch._C._dispatch_has_kernel_for_dispatch_key(name, DISPATCH_KEY)
+def op_present(torch: Any, op: str, namespace: str = "npu") -> bool:
+    """Whether an op is defined and has an implementation for the device."""
+    name = f"{namespace}::{op}"
+    defined = hasattr(getattr(torch.ops, namespace), op)
+    return defined and torch._C._dispatch_has_kernel_for_dispatch_key(name, DISPATCH_KEY)
 
 
 def _judge_library(module: ModuleType, allowed_fingerprint: str) -> KernelWheel:

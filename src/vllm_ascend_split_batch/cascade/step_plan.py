@@ -10,7 +10,7 @@ from typing import Any
 
 #: Attribute of the host's attention metadata that carries the plan.
 ATTRIBUTE = "split_batch_cascade_plan"
-#: Likewise, while a graph twin is captured: the twin and the metadata builder.
+#: Likewise, while a graph twin is captured: the group of the twin.
 RECORDING = "split_batch_cascade_recording"
 
 #: A row that belongs to no request (padding) still needs one key to attend to; its result is discarded.
@@ -30,11 +30,12 @@ class StepPlan:
         requests: real requests, the first rows.
         prefix_tokens: P, shared by all requests; a multiple of the block size, > 0.
         block_size: tokens per block.
-        prefix_table: int32 device tensor [1, P / block_size]: the shared blocks, as one sequence.
-        suffix_table: int32 device tensor [T, columns]: every request's blocks behind the prefix.
+        block_table: the step's int32 device table [>= T, columns], the host's own.
+        device_lengths: sequence lengths on the device [>= T] int32, the host's own; None where it has none at hand.
         suffix_lengths: T host integers, >= 1: keys each row attends to behind the prefix.
         query_ends: T host integers 1..T, cumulative query lengths of the suffix stage.
         lengths_on_device: ([T], [P]) as int64 device tensors, made when the fp32 prefix stage first asks.
+        tier: the kernels that run it.
         layers_done: how many layers ran two-stage so far.
     """
 
@@ -42,12 +43,57 @@ class StepPlan:
     requests: int
     prefix_tokens: int
     block_size: int
-    prefix_table: Any
-    suffix_table: Any
+    block_table: Any
+    device_lengths: Any
     suffix_lengths: list[int]
     query_ends: list[int]
     lengths_on_device: tuple[Any, Any] | None = field(default=None)
     layers_done: int = 0
+    tier: Any = None
+    _tables: tuple[Any, Any] | None = field(default=None)
+    _on_device: tuple[Any, Any, Any] | None = field(default=None)
+
+    @property
+    def prefix_table(self) -> Any:
+        """int32 device tensor [1, P / block_size]: the shared blocks, as one sequence."""
+        return self._cut_tables()[0]
+
+    @property
+    def suffix_table(self) -> Any:
+        """int32 device tensor [T, columns]: every request's blocks behind the prefix."""
+        return self._cut_tables()[1]
+
+    def _cut_tables(self) -> tuple[Any, Any]:
+        # Cut when a layer first asks, once for all layers, and not at all by kernels that read the whole table.
+        if self._tables is None:
+            blocks = self.prefix_tokens // self.block_size
+            columns = blocks - (-max(self.suffix_lengths) // self.block_size)
+            self._tables = (
+                self.block_table[:1, :blocks].contiguous(),
+                self.block_table[: self.rows, blocks:columns].contiguous(),
+            )
+        return self._tables
+
+    def on_device(self) -> tuple[Any, Any, Any]:
+        """Block table [T, columns], sequence lengths [T] and prefix length [1], int32 on the device.
+
+        The one copy is from host to device and waits for nothing.
+
+        Raises:
+            PlanError: the host has no sequence lengths on the device.
+        """
+        if self._on_device is None:
+            if self.device_lengths is None:
+                raise PlanError("the host keeps no sequence lengths on the device in this step")
+            import torch
+
+            prefix = torch.tensor([self.prefix_tokens], dtype=torch.int32)
+            self._on_device = (
+                self.block_table[: self.rows],
+                self.device_lengths[: self.rows].to(torch.int32),
+                prefix.to(self.block_table.device, non_blocking=True),
+            )
+        return self._on_device
 
 
 def suffix_lengths(sequence_lengths: list[int], rows: int, requests: int, prefix_tokens: int) -> list[int]:
@@ -72,7 +118,9 @@ def suffix_lengths(sequence_lengths: list[int], rows: int, requests: int, prefix
     return lengths + [PADDING_SUFFIX] * (rows - requests)
 
 
-def make_plan(metadata: Any, *, prefix_tokens: int, block_size: int, requests: int) -> StepPlan:
+def make_plan(
+    metadata: Any, *, prefix_tokens: int, block_size: int, requests: int, device_lengths: Any = None
+) -> StepPlan:
     """The plan of a step, from the host's attention metadata of this step.
 
     Args:
@@ -80,6 +128,7 @@ def make_plan(metadata: Any, *, prefix_tokens: int, block_size: int, requests: i
             tensor `block_tables` [>= T, columns] int32.
         prefix_tokens: P > 0, a multiple of `block_size`.
         requests: real requests of the step.
+        device_lengths: the host's sequence lengths on the device [>= T] int32, if it has any.
 
     Raises:
         PlanError: the metadata does not describe one query row per request, or too few blocks.
@@ -103,8 +152,8 @@ def make_plan(metadata: Any, *, prefix_tokens: int, block_size: int, requests: i
         requests=requests,
         prefix_tokens=prefix_tokens,
         block_size=block_size,
-        prefix_table=table[:1, :prefix_blocks].contiguous(),
-        suffix_table=table[:rows, prefix_blocks : prefix_blocks + suffix_blocks].contiguous(),
+        block_table=table,
+        device_lengths=device_lengths,
         suffix_lengths=lengths,
         query_ends=list(query_ends),
     )

@@ -27,77 +27,61 @@ class Heads:
     scale: float
 
 
-def attend(
-    ops: Any,
-    query: Any,
-    key_cache: Any,
-    value_cache: Any,
-    plan: StepPlan,
-    heads: Heads,
-    *,
-    causal_mask: Any,
-    fp32_prefix: bool,
-) -> Any:
-    """Two-stage decode attention of one layer.
+def prefix_stage(
+    ops: Any, query: Any, key_cache: Any, value_cache: Any, plan: StepPlan, heads: Heads
+) -> tuple[Any, Any]:
+    """The shared prefix, read once for the rows of all requests: out [T, H, D], lse float32 [T, H, 1].
 
     Args:
         ops: the `npu` op namespace (`torch.ops.npu`).
         query: device tensor [T, H, D], one row per request.
         key_cache, value_cache: device tensors [blocks, block size, K, D], the host's paged cache.
-        plan: the step's split.
-        heads: H, K, D and the scale.
-        causal_mask: the host's mask for its own decode call, passed on to the suffix stage.
-        fp32_prefix: run the prefix stage through `fa_fp32_stage1` (float32 result).
-
-    Returns:
-        Device tensor [T, H, D]: of the query's type, or bfloat16 with `fp32_prefix`.
+        plan: the step's split. heads: H, K, D and the scale.
     """
-    if fp32_prefix:
-        prefix_out, prefix_lse = _prefix_fp32(ops, query, key_cache, value_cache, plan)
-    else:
-        prefix_out, prefix_lse = _fused(
-            ops,
-            query,
-            key_cache,
-            value_cache,
-            plan,
-            heads,
-            block_table=plan.prefix_table,
-            query_ends=[plan.rows],
-            kv_lengths=[plan.prefix_tokens],
-            mask=None,
-        )
-    suffix_out, suffix_lse = _fused(
+    return fused(
         ops,
         query,
         key_cache,
         value_cache,
-        plan,
         heads,
+        block_size=plan.block_size,
+        block_table=plan.prefix_table,
+        query_ends=[plan.rows],
+        kv_lengths=[plan.prefix_tokens],
+        mask=None,
+    )
+
+
+def suffix_stage(
+    ops: Any, query: Any, key_cache: Any, value_cache: Any, plan: StepPlan, heads: Heads, causal_mask: Any
+) -> tuple[Any, Any]:
+    """Every row's own keys behind the prefix: out [T, H, D], lse float32 [T, H, 1].
+
+    Args:
+        causal_mask: the host's mask for its own decode call, passed on.
+    """
+    return fused(
+        ops,
+        query,
+        key_cache,
+        value_cache,
+        heads,
+        block_size=plan.block_size,
         block_table=plan.suffix_table,
         query_ends=plan.query_ends,
         kv_lengths=plan.suffix_lengths,
         mask=causal_mask,
     )
-    merged = ops.lse_merge(
-        prefix_out.view(plan.rows, heads.query, heads.size),
-        suffix_out.view(plan.rows, heads.query, heads.size),
-        prefix_lse,
-        suffix_lse,
-        OUT_BFLOAT16 if fp32_prefix else OUT_AS_FIRST,
-    )
-    plan.layers_done += 1
-    return merged
 
 
-def _fused(
+def fused(
     ops: Any,
     query: Any,
     key_cache: Any,
     value_cache: Any,
-    plan: StepPlan,
     heads: Heads,
     *,
+    block_size: int,
     block_table: Any,
     query_ends: list[int],
     kv_lengths: list[int],
@@ -106,29 +90,59 @@ def _fused(
     """The host's fused attention over paged KV with its LSE: out [T, H, D], lse float32 [T, H, 1] (natural log).
 
     Lengths: cumulative query ends, but KV lengths per sequence; cumulative ones read out of range when KV is paged.
-    `sparse_mode` 3 (right-down causal) goes with the host's mask, 0 without one attends to everything.
     """
-    blocks = key_cache.shape[0]
-    out, lse = ops.npu_fused_infer_attention_score(
+    arguments = fused_arguments(
         query,
-        key_cache.view(blocks, plan.block_size, -1),
-        value_cache.view(blocks, plan.block_size, -1),
-        atten_mask=mask,
+        key_cache,
+        value_cache,
+        heads,
+        block_size=block_size,
         block_table=block_table,
-        input_layout="TND",
-        block_size=plan.block_size,
-        actual_seq_lengths=query_ends,
-        actual_seq_lengths_kv=kv_lengths,
-        num_key_value_heads=heads.kv,
-        num_heads=heads.query,
-        scale=heads.scale,
-        sparse_mode=0 if mask is None else 3,
-        softmax_lse_flag=True,
+        query_ends=query_ends,
+        mask=mask,
     )
+    out, lse = ops.npu_fused_infer_attention_score(**arguments, actual_seq_lengths_kv=kv_lengths)
     return out, lse
 
 
-def _prefix_fp32(ops: Any, query: Any, key_cache: Any, value_cache: Any, plan: StepPlan) -> tuple[Any, Any]:
+def fused_arguments(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    heads: Heads,
+    *,
+    block_size: int,
+    block_table: Any,
+    query_ends: list[int],
+    mask: Any,
+) -> dict[str, Any]:
+    """All arguments of the fused attention but the KV lengths.
+
+    `sparse_mode` 3 (right-down causal) goes with the host's mask, 0 without one attends to everything.
+
+    Args:
+        query: [T, H, D]. key_cache, value_cache: [blocks, block size, K, D], seen with heads and elements joined.
+        block_table: int32 [sequences, columns]. query_ends: cumulative query rows per sequence.
+    """
+    blocks = key_cache.shape[0]
+    return {
+        "query": query,
+        "key": key_cache.view(blocks, block_size, -1),
+        "value": value_cache.view(blocks, block_size, -1),
+        "atten_mask": mask,
+        "block_table": block_table,
+        "input_layout": "TND",
+        "block_size": block_size,
+        "actual_seq_lengths": query_ends,
+        "num_key_value_heads": heads.kv,
+        "num_heads": heads.query,
+        "scale": heads.scale,
+        "sparse_mode": 0 if mask is None else 3,
+        "softmax_lse_flag": True,
+    }
+
+
+def prefix_fp32(ops: Any, query: Any, key_cache: Any, value_cache: Any, plan: StepPlan) -> tuple[Any, Any]:
     """`fa_fp32_stage1` over the prefix: out float32 [T, H, D], lse float32 [T*H*8], every row's value eight times.
 
     The uniform form (last argument T) needs no look at device-side lengths, hence no synchronisation. Its scale is

@@ -19,10 +19,13 @@ from vllm_ascend_split_batch.carrier import Context, Patch, Refused
 from vllm_ascend_split_batch.carrier.guard import NATIVE
 from vllm_ascend_split_batch.cascade import binding as eager
 from vllm_ascend_split_batch.cascade.admitted import AdmittedStep, Lane
+from vllm_ascend_split_batch.cascade.tiers import FusedTier, OwnTier
 from vllm_ascend_split_batch.cascade.two_stage import Heads
 from vllm_ascend_split_batch.cascade_plugin import CAPTURE, CHOOSE_GRAPH, MODEL_FORWARD, UPDATE_PARAMETERS, WRAPPER_CALL
 
-from .twin import Replay, Toolbox, Twin, TwinError
+from .by_device import DeviceGroupTwin
+from .by_tasks import TaskGroupTwin, Toolbox
+from .twin import Replay, Twin, TwinError
 
 #: Position of `use_cascade_attn` among the parameters of the choice of a graph, `self` not counted.
 USE_CASCADE_POSITION = 4
@@ -58,6 +61,15 @@ class RunnerTwins:
     entries: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = field(default_factory=weakref.WeakKeyDictionary)
 
 
+@dataclass(frozen=True)
+class _Recording:
+    """The twin that is being captured, and for whom."""
+
+    runner: Any
+    state: RunnerTwins
+    twin: Twin
+
+
 class GraphTwins:
     """The bodies of the patches."""
 
@@ -72,14 +84,14 @@ class GraphTwins:
         self._preparation = context.guard.site("twin's tables", counted=False)
         self._replaying = context.guard.site("twin replay", counted=False)
         #: The twin that is being captured, within its window.
-        self._recording: tuple[RunnerTwins, Twin] | None = None
+        self._recording: _Recording | None = None
         #: The replay that is under way, within the runner's forward call.
         self._replay: tuple[RunnerTwins, Replay] | None = None
 
     @property
-    def recording(self) -> Twin | None:
-        """The twin that is being warmed up or captured right now."""
-        return self._recording[1] if self._recording else None
+    def recording(self) -> bool:
+        """Whether a twin is being warmed up or captured right now."""
+        return self._recording is not None
 
     def serves(self, runner: Any) -> bool:
         """Whether the runner has a twin that may be used."""
@@ -125,11 +137,10 @@ class GraphTwins:
             return self._without_twins(f"max_model_len {longest} leaves no room for a shared block of {block} tokens")
         state = self._of(runner)
         for descriptor in sorted(sizes, key=lambda d: -int(d.num_tokens)):
-            twin = Twin(descriptor, int(descriptor.num_tokens), self._toolbox(), state.results)
-            with self._window(state, twin):
+            twin = Twin(descriptor, int(descriptor.num_tokens), self._device())
+            with self._window(runner, state, twin):
                 self._record(runner, descriptor, mode, sequence_length=block + 1)
-            layers = sum(len(group.layers) for group in twin.groups.values())
-            wanted = self._cascade.layers(runner)
+            layers, wanted = twin.layers, self._cascade.layers(runner)
             if layers != wanted:
                 state.entries.clear()
                 state.twins.clear()
@@ -157,33 +168,51 @@ class GraphTwins:
         )
 
     @contextmanager
-    def _window(self, state: RunnerTwins, twin: Twin) -> Iterator[None]:
-        self._recording = (state, twin)
+    def _window(self, runner: Any, state: RunnerTwins, twin: Twin) -> Iterator[None]:
+        self._recording = _Recording(runner, state, twin)
         try:
             yield
         finally:
             self._recording = None
 
-    def _toolbox(self) -> Toolbox:
+    def _device(self) -> Any:
         import torch
+
+        return torch.npu
+
+    def open_group(self, builder: Any, block_table: Any, block_size: int) -> Any:
+        """The group of the twin being captured that belongs to `builder`; `block_table` is the host's [T, columns]."""
+        recording = self._recording
+        if recording is None:
+            raise TwinError("no twin is being captured")
+        twin, state = recording.twin, recording.state
+        if builder not in twin.groups:
+            tier = self._cascade.tier(recording.runner)
+            if isinstance(tier, OwnTier):
+                twin.groups[builder] = DeviceGroupTwin.beside(block_table, twin.rows, block_size, tier)
+            else:
+                tools = self._toolbox(tier)
+                twin.groups[builder] = TaskGroupTwin.beside(block_table, twin.rows, block_size, tools, state.results)
+        return twin.groups[builder]
+
+    def _toolbox(self, tier: FusedTier) -> Toolbox:
         import torch_npu
 
         return Toolbox(
-            device=torch.npu,
+            device=self._device(),
             fused=torch_npu.npu_fused_infer_attention_score,
             max_workspace=torch_npu._npu_fused_infer_attention_score_get_max_workspace,
             weak=torch_npu._C._weak_ref_tensor,
-            merge=self._cascade.merge,
+            merge=tier.merge,
+            skip_stable=self._skip_stable,
         )
 
-    def record_layer(self, twin: Twin, builder: Any, layer: Any, query: Any, heads: Heads, causal_mask: Any) -> Any:
-        """A layer within the window: warm up eagerly (NATIVE after the buffers are there), or capture its stages."""
-        if not twin.tools.device.is_current_stream_capturing():
-            twin.prepare_results(query, heads)
+    def record_layer(self, group: Any, layer: Any, query: Any, heads: Heads, causal_mask: Any) -> Any:
+        """A layer within the window: in the warm-up run NATIVE, in the capture both stages, [T, H, D]."""
+        if not self._device().is_current_stream_capturing():
+            group.warm_up(query, heads)
             return NATIVE
-        return twin.record(
-            twin.groups[builder], query, layer.key_cache, layer.value_cache, heads, causal_mask=causal_mask
-        )
+        return group.record(query, layer.key_cache, layer.value_cache, heads, causal_mask)
 
     # Choice of the graph ----------------------------------------------------------------------------------------------
 
@@ -247,8 +276,8 @@ class GraphTwins:
         twin: Twin = step.twin
         if set(step.plans) != set(twin.groups):
             raise TwinError(f"{len(step.plans)} of the twin's {len(twin.groups)} attention groups have a plan")
-        replay = Replay(twin, [(twin.groups[builder], plan) for builder, plan in step.plans.items()], self._skip_stable)
-        replay.fill_tables()
+        replay = Replay(twin, [(twin.groups[builder], plan) for builder, plan in step.plans.items()])
+        replay.fill()
         return replay
 
     def _run(self, native: Callable[..., Any], runner: Any, replay: Replay, args: Any, kwargs: Any) -> Any:
@@ -257,7 +286,7 @@ class GraphTwins:
         try:
             if early:
                 # Ranks replay collectives together: once launched there is no way back, so the lengths are set before.
-                replay.twin.tools.device.current_stream().synchronize()
+                replay.twin.device.current_stream().synchronize()
                 replay.update(runner.update_stream)
             self._replay = (self._of(runner), replay)
             try:
@@ -286,11 +315,10 @@ class GraphTwins:
 
     def _count(self, replay: Replay) -> None:
         guard = self._guard
-        guard.count("prefix_stages_set", replay.prefix_updates)
-        guard.count("prefix_stages_kept", replay.prefix_kept)
-        for _, step in replay.steps:
-            self._cascade.count_step(step.prefix_tokens, step.requests, step.suffix_lengths[: step.requests])
-            break
+        for group, _ in replay.steps:
+            guard.count("prefix_stages_kept" if group.kept() else "prefix_stages_set")
+        step = replay.steps[0][1]
+        self._cascade.count_step(step.prefix_tokens, step.requests, step.suffix_lengths[: step.requests])
 
     def call_instead(self, native: Callable[..., Any]) -> Callable[..., Any]:
         """The host's wrapper of a graph looks among the twins for the length of one call."""
@@ -298,7 +326,7 @@ class GraphTwins:
         def call(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
             state, replay = self._replay or (None, None)
             if state is None and self._recording is not None:
-                state = self._recording[0]
+                state = self._recording.state
             if state is None or wrapper.runtime_mode.name != "FULL":
                 return native(wrapper, *args, **kwargs)
             own = wrapper.concrete_aclgraph_entries
@@ -325,7 +353,7 @@ class GraphTwins:
             if not replay.updated:
                 if not replay.launched:
                     # This host sets parameters first: the replay before may still be reading its own.
-                    replay.twin.tools.device.current_stream().synchronize()
+                    replay.twin.device.current_stream().synchronize()
                 replay.update(runner.update_stream)
             return None
 
