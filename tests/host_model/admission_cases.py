@@ -189,6 +189,7 @@ def _settings(
         watermark=watermark,
         prefix_caching=source.random() < 0.6,
         recompute=recompute,
+        split_projections=recompute and source.random() < 0.2,
         short_request_first=ShortRequestFirstSettings(
             source.choice([8, 16, 24]), source.choice([0.0, 5.0, 20.0, 100.0])
         ),

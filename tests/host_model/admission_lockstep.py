@@ -63,8 +63,7 @@ def _step(engine: Engine, requests: dict[str, Request], script: Script, now: flo
     waits = {
         request_id: block
         for request_id, block in failed.items()
-        if scheduler.loads.state(requests[request_id]) is not None
-        and not requests[request_id].status.is_finished
+        if scheduler.loads.state(requests[request_id]) is not None and not requests[request_id].status.is_finished
     }
     scheduler.loads_failed({requests[request_id]: block for request_id, block in waits.items()})
     if known is not None:

@@ -5,9 +5,12 @@ Imported by `host_admission_child.py` on the emulated NPU, never by the tests' o
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -30,7 +33,14 @@ from vllm.v1.request import Request as HostRequest
 
 from vllm_ascend_split_batch.host_model.admission import EngineSettings, Policy, Request
 
+
+def modules_of(*names: str) -> list[ModuleType]:
+    """Those of the host's modules that this release has."""
+    return [importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None]
+
+
 init_none_hash(sha256)
+CONFIGURED = [ascend_config, recompute_scheduler, *modules_of("vllm_ascend.patch.platform.patch_balance_schedule")]
 
 STOP, OTHER = 2, 7
 
@@ -120,46 +130,39 @@ def extension_config(settings: EngineSettings) -> Any:
             ),
             batch_job_sched_config=Configuration(**vars(batch)),
         ),
+        finegrained_tp_config=Configuration(
+            oproj_tensor_parallel_size=2 if settings.split_projections else 1, mlp_tensor_parallel_size=1
+        ),
     )
 
 
-def make_scheduler(settings: EngineSettings, connector: Any = None) -> Any:
-    """A scheduler of the host."""
-    config = vllm_config(settings, connector is not None)
+@contextmanager
+def surroundings(settings: EngineSettings, connector: Any = None) -> Iterator[None]:
+    """vllm-ascend's configuration and the engine's connector, where the host looks for them."""
     extension = extension_config(settings)
+    wanted = {"get_ascend_config": lambda: extension, "init_ascend_config": lambda _: extension}
+    with ExitStack() as stack:
+        for module in CONFIGURED:
+            found = {name: value for name, value in wanted.items() if hasattr(module, name)}
+            if found:
+                stack.enter_context(mock.patch.multiple(module, **found))
+        stack.enter_context(mock.patch.object(KVConnectorFactory, "create_connector", lambda *_, **__: connector))
+        yield
+
+
+def make_scheduler(settings: EngineSettings, connector: Any = None) -> Any:
+    """A scheduler of the host, to be used within its `surroundings`."""
     spec = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**spec))]
-    cache = KVCacheConfig(num_blocks=settings.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
-    structured = Configuration(should_advance=lambda *_, **__: False)
-    registry = Configuration(supports_multimodal_inputs=lambda _: False)
-    wanted = {"get_ascend_config": lambda: extension, "init_ascend_config": lambda _: extension}
-    modules = [ascend_config]
-    try:
-        from vllm_ascend.patch.platform import patch_balance_schedule
-
-        modules.append(patch_balance_schedule)
-    except ImportError:
-        pass
-    patches = [
-        mock.patch.object(module, name, value)
-        for module in modules
-        for name, value in wanted.items()
-        if hasattr(module, name)
-    ]
-    patches.append(mock.patch.object(KVConnectorFactory, "create_connector", lambda *_, **__: connector))
-    for patch in patches:
-        patch.start()
-    try:
-        return scheduler_class(settings)(
-            vllm_config=config,
-            kv_cache_config=cache,
-            structured_output_manager=structured,
-            block_size=settings.block_size,
-            mm_registry=registry,
-        )
-    finally:
-        for patch in patches:
-            patch.stop()
+    return scheduler_class(settings)(
+        vllm_config=vllm_config(settings, connector is not None),
+        kv_cache_config=KVCacheConfig(num_blocks=settings.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+        structured_output_manager=Configuration(
+            should_advance=lambda *_, **__: False, accept_tokens=lambda *_, **__: True
+        ),
+        block_size=settings.block_size,
+        mm_registry=Configuration(supports_multimodal_inputs=lambda _: False),
+    )
 
 
 def make_request(request: Request, number: int, block_size: int) -> HostRequest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_ascend_split_batch.host_model.padding.releases import HostRelease
 
@@ -18,8 +18,10 @@ class AdmissionRules:
         unhashed_first: partly filled blocks that become free are reused before all others.
         recompute_by_priority: the recompute scheduler chooses its victim by the scheduling policy; else always the
             request admitted last.
-        recomputed_leave: a request finished for recomputation leaves the scheduler; else its blocks are freed, but the
-            scheduler goes on to count it.
+        recompute_aborts_split: where output projection or MLP have a tensor-parallel size of their own, a request that
+            cannot be saved is aborted instead of finished for recomputation.
+        recompute_reserves: the recompute scheduler, as the plain one, keeps a load from taking the blocks that requests
+            under way will need.
     """
 
     has_policies: bool
@@ -27,15 +29,29 @@ class AdmissionRules:
     has_watermark: bool
     unhashed_first: bool
     recompute_by_priority: bool
-    recomputed_leave: bool
+    recompute_reserves: bool
+    recompute_aborts_split: bool
 
+
+_V0_25_1 = AdmissionRules(
+    has_policies=True,
+    has_load_balancing=False,
+    has_watermark=True,
+    unhashed_first=True,
+    recompute_by_priority=False,
+    recompute_reserves=True,
+    recompute_aborts_split=False,
+)
+_V0_27_1 = replace(_V0_25_1, has_load_balancing=True, recompute_by_priority=True)
 
 _RULES = {
-    HostRelease.V0_23: AdmissionRules(False, False, False, False, False, False),
-    HostRelease.V0_25_1: AdmissionRules(True, False, True, True, False, True),
-    HostRelease.V0_26: AdmissionRules(True, False, True, True, False, True),
-    HostRelease.V0_27_1: AdmissionRules(True, True, True, True, True, True),
-    HostRelease.V0_30: AdmissionRules(True, True, True, True, True, True),
+    HostRelease.V0_23: replace(
+        _V0_25_1, has_policies=False, has_watermark=False, unhashed_first=False, recompute_reserves=False
+    ),
+    HostRelease.V0_25_1: _V0_25_1,
+    HostRelease.V0_26: _V0_25_1,
+    HostRelease.V0_27_1: _V0_27_1,
+    HostRelease.V0_30: replace(_V0_27_1, recompute_aborts_split=True),
 }
 
 

@@ -120,17 +120,20 @@ class Scheduler:
                 self._finish(request)
                 result.finished.append(request)
 
-    def finish_recomputed(self, victim: Request, step: ScheduledStep) -> None:
-        """A victim, no longer running, leaves the engine for another one."""
-        self._leave(victim, RequestStatus.FINISHED_ABORTED, RECOMPUTED)
-        step.result.recomputed.append(victim)
-
     def lose(self, victim: Request, step: ScheduledStep, now: float) -> None:
         """A running request loses its place and its blocks."""
         unknown = self.settings.asynchronous and (victim.in_rounds or victim.pending)
         self.running.remove(victim)
-        if recovery_of(victim, self.connector, recompute=self.settings.recompute) is Recovery.ELSEWHERE:
-            self.finish_recomputed(victim, step)
+        recovery = recovery_of(
+            victim,
+            self.connector,
+            recompute=self.settings.recompute,
+            aborts_unsaved=self.settings.split_projections and self.settings.rules.recompute_aborts_split,
+        )
+        if recovery is not Recovery.HERE:
+            elsewhere = recovery is Recovery.ELSEWHERE
+            self._leave(victim, RequestStatus.FINISHED_ABORTED, RECOMPUTED if elsewhere else "abort")
+            (step.result.recomputed if elsewhere else step.result.aborted).append(victim)
             return
         if unknown:
             victim.outputs -= 1
@@ -239,7 +242,8 @@ class Scheduler:
         computed = request.computed + found * blocks.block_size + remote
         new = max(blocks.blocks_for(min(computed + tokens, longest)) - held, 0)
         # A load makes no progress of its own: it must not take what requests under way will need.
-        reserved = sum(self._blocks_to_come(other) for other in self._prefilling) if loading else 0
+        reserves = loading and (self.settings.rules.recompute_reserves or not self.settings.recompute)
+        reserved = sum(self._blocks_to_come(other) for other in self._prefilling) if reserves else 0
         if new + found + margin > blocks.free - reserved:
             return False
         if found:

@@ -41,6 +41,8 @@ class EngineSettings:
         prefix_caching: a preempted request finds those of its blocks again that nobody took.
         recompute: the recompute scheduler of a decode instance (`recompute_scheduler_enable` on a KV consumer): what a
             lack of blocks does to the victim is decided by `Connector.offload`.
+        split_projections: output projection or MLP have a tensor-parallel size of their own; read by the recompute
+            scheduler of 0.30.
         short_request_first: of that policy.
         batch_job: of that policy.
 
@@ -62,6 +64,7 @@ class EngineSettings:
     watermark: float = 0.0
     prefix_caching: bool = True
     recompute: bool = False
+    split_projections: bool = False
     short_request_first: ShortRequestFirstSettings = field(default_factory=ShortRequestFirstSettings)
     batch_job: BatchJobSettings = field(default_factory=BatchJobSettings)
 

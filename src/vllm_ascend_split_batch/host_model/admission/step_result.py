@@ -19,6 +19,7 @@ class StepResult:
         loading: requests that were given blocks and now wait for remote keys and values.
         preempted: requests that lost their place; they wait again.
         recomputed: requests that lost their place and left the engine, for another one to compute them again.
+        aborted: requests that lost their place and left the engine for good.
         first_tokens: requests whose first token is known.
         finished: requests that produced their last token, in the order of the batch.
 
@@ -32,6 +33,7 @@ class StepResult:
     loading: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     recomputed: list[Request] = field(default_factory=list)
+    aborted: list[Request] = field(default_factory=list)
     first_tokens: list[Request] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
 
