@@ -21,7 +21,7 @@ FEWEST_ROWS = 128
 
 @dataclass(frozen=True)
 class Widths:
-    """Elements per row on this rank (of the first projection's result, the activation's, the MLP's), and their bytes."""
+    """Elements per row on this rank (first projection, activation, whole MLP), and bytes of one."""
 
     up: int
     act: int

@@ -81,7 +81,7 @@ def mrope_arguments(forward_triton: Callable[..., Any], kernel: Callable[..., An
     signature = inspect.signature(kernel)
     try:
         positional, keywords = _call_arguments(forward_triton, "triton_mrope")
-    except (LookupError, OSError) as error:
+    except (LookupError, OSError, TypeError) as error:
         return Finding("mrope", State.UNKNOWN, str(error))
     given = f"{positional + len(keywords)} arguments are passed to triton_mrope"
     try:
