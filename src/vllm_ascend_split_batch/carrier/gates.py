@@ -10,8 +10,9 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from .record import Record
 
 ON = ("1", "true", "yes", "on")
 OFF = ("0", "false", "no", "off")
@@ -21,8 +22,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SHOWN = 80
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(Record):
     """What one gate found.
 
     Attributes:
@@ -35,7 +35,10 @@ class Reading:
     value: Any
     raw: str | None
     source: str
-    problem: str | None = None
+    problem: str | None
+
+    def __init__(self, name: str, value: Any, raw: str | None, source: str, problem: str | None = None) -> None:
+        super().__init__(name=name, value=value, raw=raw, source=source, problem=problem)
 
 
 class Invalid(Exception):

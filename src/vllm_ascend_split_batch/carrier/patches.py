@@ -12,10 +12,10 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 from . import fork
+from .record import Record
 from .seams import ABSENT, Seam, find_owner, function_of, kind_of, raw_attribute
 
 RESTORED, PASSING = "restored", "passing through"
@@ -29,9 +29,7 @@ def _new_lock() -> None:
     _lock = threading.RLock()
 
 
-
-@dataclass(frozen=True)
-class Patch:
+class Patch(Record):
     """Replace the attribute a seam names.
 
     ``factory`` is called once, with the original, and returns the replacement. For a method the original is the plain
@@ -45,6 +43,9 @@ class Patch:
     seam: Seam
     factory: Callable[[Any], Any]
 
+    def __init__(self, seam: Seam, factory: Callable[[Any], Any]) -> None:
+        super().__init__(seam=seam, factory=factory)
+
     @property
     def label(self) -> str:
         return self.seam.target
@@ -56,13 +57,15 @@ class Patch:
         return self.seam.absent
 
 
-@dataclass(frozen=True)
-class DictEntry:
+class DictEntry(Record):
     """Set one entry of a dictionary of the host, such as vLLM's table of environment variables."""
 
     seam: Seam
     key: Any
     factory: Callable[[Any], Any]
+
+    def __init__(self, seam: Seam, key: Any, factory: Callable[[Any], Any]) -> None:
+        super().__init__(seam=seam, key=key, factory=factory)
 
     @property
     def label(self) -> str:

@@ -9,9 +9,11 @@ something so many times.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import Any
+
+from .record import Record
 
 PENDING, MATCHED, DIFFERS, MISSING = "pending", "matched", "differs", "missing"
 
@@ -28,8 +30,7 @@ class _Absent:
 ABSENT: Any = _Absent()
 
 
-@dataclass(frozen=True)
-class Calls:
+class Calls(Record):
     """The body of a function calls ``callee`` exactly ``count`` times.
 
     ``callee`` is a dotted name; a call counts when the called expression is that name or ends with ``.callee``. Calls
@@ -39,9 +40,11 @@ class Calls:
     callee: str
     count: int
 
+    def __init__(self, callee: str, count: int) -> None:
+        super().__init__(callee=callee, count=count)
 
-@dataclass(frozen=True)
-class Seam:
+
+class Seam(Record):
     """One place of the host and one statement about it.
 
     Attributes:
@@ -61,20 +64,28 @@ class Seam:
     """
 
     target: str
-    parameters: tuple[str, ...] | None = None
-    absent: bool = False
-    calls: Calls | None = None
-    kind: str | None = None
-    why: str = ""
+    parameters: tuple[str, ...] | None
+    absent: bool
+    calls: Calls | None
+    kind: str | None
+    why: str
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        target: str,
+        parameters: Sequence[str] | None = None,
+        absent: bool = False,
+        calls: Calls | None = None,
+        kind: str | None = None,
+        why: str = "",
+    ) -> None:
+        names = None if parameters is None else tuple(parameters)
+        super().__init__(target=target, parameters=names, absent=absent, calls=calls, kind=kind, why=why)
         module, colon, path = self.target.partition(":")
         if not colon or not module or not path or not all(part.isidentifier() for part in path.split(".")):
             raise ValueError(f"seam target {self.target!r} is not of the form 'package.module:Class.attribute'")
         if (self.parameters is not None) + self.absent + (self.calls is not None) > 1:
             raise ValueError(f"seam {self.target}: one statement a seam; declare another seam of the same target")
-        if self.parameters is not None:
-            object.__setattr__(self, "parameters", tuple(self.parameters))
 
     @property
     def module(self) -> str:
@@ -96,13 +107,15 @@ class Seam:
         return "parameters" if self.parameters is not None else "exists"
 
 
-@dataclass(frozen=True)
-class SeamStatus:
+class SeamStatus(Record):
     """How one seam stands on the live host: ``status`` is pending, matched, differs or missing; ``detail`` says why."""
 
     target: str
     status: str
-    detail: str = ""
+    detail: str
+
+    def __init__(self, target: str, status: str, detail: str = "") -> None:
+        super().__init__(target=target, status=status, detail=detail)
 
 
 def find_owner(seam: Seam) -> Any:

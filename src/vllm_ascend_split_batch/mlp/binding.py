@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,11 +37,14 @@ def patches(context: Context) -> list[Patch]:
     return [context.patch(LOAD_MODEL, lambda native: chunking.after(native, site))]
 
 
-@dataclass(frozen=True)
 class _Mark(Patch):
     """A patch of one module: the attribute MARK, which is not there before."""
 
     module: Any
+
+    def __init__(self, seam: Seam, factory: Callable[[Any], Any], module: Any) -> None:
+        super().__init__(seam, factory)
+        vars(self)["module"] = module
 
     def place(self) -> Place:
         return AttributePlace(self.module, MARK)

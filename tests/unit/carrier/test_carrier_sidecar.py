@@ -104,7 +104,7 @@ def test_the_tool_notices_and_repairs_a_difference(tool, tmp_path, monkeypatch, 
     shutil.copytree(tool.PACKAGE / "manifests", copy)
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     monkeypatch.setattr(tool, "bundles", lambda folder=copy, original=tool.bundles: original(folder))
-    (path,) = copy.glob(f"*/{sidecar.FILE_NAME}")
+    path = copy / "split_batch_full_graph" / sidecar.FILE_NAME
     before = path.read_text()
     path.write_text(before.replace("common_prefix_len", "another_name", 1))
     assert tool.main(["--check"]) == 1
