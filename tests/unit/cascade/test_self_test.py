@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from vllm_ascend_split_batch.cascade import self_test
 from vllm_ascend_split_batch.cascade.tiers import FusedTier
 from vllm_ascend_split_batch.cascade.two_stage import Heads
