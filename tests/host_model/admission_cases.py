@@ -158,7 +158,7 @@ def _engine(source: random.Random, release: HostRelease) -> EngineCase:
 def _connected(source: random.Random, release: HostRelease) -> EngineCase:
     recompute = source.random() < 0.7
     policy = source.choice(["fcfs", "fcfs", "priority"])
-    settings = _settings(source, release, policy, asynchronous=False, recompute=recompute)
+    settings = _settings(source, release, policy, asynchronous=source.random() < 0.5, recompute=recompute)
     connector = source.choice(["saves", "saves", "refuses", "without hook"])
     return EngineCase(settings, _requests(source, settings, connected=True), _times(source), connector)
 
@@ -188,6 +188,7 @@ def _settings(
         reserve_full_prompt=source.random() < 0.7,
         watermark=watermark,
         prefix_caching=source.random() < 0.6,
+        kv_consumer=source.random() < 0.5,
         recompute=recompute,
         split_projections=recompute and source.random() < 0.2,
         short_request_first=ShortRequestFirstSettings(

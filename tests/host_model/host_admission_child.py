@@ -92,7 +92,9 @@ def step(case: EngineCase, scheduler: Any, outputs: Outputs, script: Script, bef
     if case.settings.asynchronous:
         known, before = before, (known if tokens else None)
         if known is None:
-            known = (SchedulerOutput.make_empty(), {})
+            nothing = SchedulerOutput.make_empty()
+            nothing.recomputed_reqs = None  # where the recompute scheduler's own output has it
+            known = (nothing, {})
     told = scheduler.update_from_output(known[0], runner_output(known[1], set(ended), invalid))
     finished = [
         [output.request_id, str(output.finish_reason)]

@@ -14,11 +14,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-# Before the host's other modules: it breaks their import cycle.
-import vllm_ascend.ops  # noqa: F401 isort: skip
 import torch
 import vllm_ascend.ascend_config as ascend_config
 import vllm_ascend.core.recompute_scheduler as recompute_scheduler
+
+# Before the host's other modules: it breaks their import cycle.
+import vllm_ascend.ops
 import vllm_ascend.patch.platform  # noqa: F401
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
@@ -62,8 +63,8 @@ def vllm_config(settings: EngineSettings, connector: bool) -> Any:
         transfer = Configuration(
             kv_load_failure_policy="recompute",
             is_kv_producer=False,
-            is_kv_consumer=settings.recompute,
-            kv_role="kv_consumer",
+            is_kv_consumer=settings.recompute or settings.kv_consumer,
+            kv_role="kv_consumer" if settings.recompute else "kv_both",
         )
     return Configuration(
         scheduler_config=Configuration(

@@ -84,6 +84,7 @@ class Request:
         "priority",
         "prompt_tokens",
         "request_id",
+        "scheduled_in",
         "status",
     )
 
@@ -119,9 +120,9 @@ class Request:
         self.blocks = 0  # held, where the request does not take part in decode rounds
         self.hashed_tokens = 0  # computed tokens whose full blocks can be found again, likewise
         self.last_output = 0  # the output after which the request ends, in this engine
-        self.pending = (
-            0  # with asynchronous scheduling, outside decode rounds: outputs that count, but are not known yet
-        )
+        # With asynchronous scheduling, outside decode rounds: outputs that count, but are not known yet.
+        self.pending = 0
+        self.scheduled_in = 0  # the last step in which it was scheduled, outside decode rounds
         self.order = 0  # of admission
         self.freed: FreedBlocks | None = None
 

@@ -73,11 +73,12 @@ class KvBlocks:
     def release(self, request: Request) -> None:
         """Give a request's blocks back."""
         blocks, request.blocks = request.blocks, 0
+        hashed = min(request.hashed_tokens // self.block_size, blocks)
+        request.hashed_tokens = 0
         self.free += blocks
         request.freed = None
         if not self._caching or not blocks:
             return
-        hashed = min(request.hashed_tokens // self.block_size, blocks)
         if blocks > hashed:
             loose = FreedBlocks(blocks - hashed)
             if self._unhashed_first:
@@ -85,5 +86,7 @@ class KvBlocks:
             else:
                 self._queue.append(loose)
         if hashed:
-            request.freed = FreedBlocks(hashed)
-            self._queue.append(request.freed)
+            freed = FreedBlocks(hashed)
+            self._queue.append(freed)
+            if not request.status.is_finished:
+                request.freed = freed

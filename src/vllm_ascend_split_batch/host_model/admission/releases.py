@@ -15,6 +15,8 @@ class AdmissionRules:
         has_policies: ShortRequestFirst and BatchJobAware exist.
         has_load_balancing: DyntraLB exists.
         has_watermark: a share of blocks can be kept free at admission.
+        defers_frees: with asynchronous scheduling, a KV consumer's blocks that a step under way may still write become
+            free only when that step has ended.
         unhashed_first: partly filled blocks that become free are reused before all others.
         recompute_by_priority: the recompute scheduler chooses its victim by the scheduling policy; else always the
             request admitted last.
@@ -27,6 +29,7 @@ class AdmissionRules:
     has_policies: bool
     has_load_balancing: bool
     has_watermark: bool
+    defers_frees: bool
     unhashed_first: bool
     recompute_by_priority: bool
     recompute_reserves: bool
@@ -37,6 +40,7 @@ _V0_25_1 = AdmissionRules(
     has_policies=True,
     has_load_balancing=False,
     has_watermark=True,
+    defers_frees=True,
     unhashed_first=True,
     recompute_by_priority=False,
     recompute_reserves=True,
@@ -46,7 +50,12 @@ _V0_27_1 = replace(_V0_25_1, has_load_balancing=True, recompute_by_priority=True
 
 _RULES = {
     HostRelease.V0_23: replace(
-        _V0_25_1, has_policies=False, has_watermark=False, unhashed_first=False, recompute_reserves=False
+        _V0_25_1,
+        has_policies=False,
+        has_watermark=False,
+        defers_frees=False,
+        unhashed_first=False,
+        recompute_reserves=False,
     ),
     HostRelease.V0_25_1: _V0_25_1,
     HostRelease.V0_26: _V0_25_1,

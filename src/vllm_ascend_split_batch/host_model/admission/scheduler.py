@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 from vllm_ascend_split_batch.host_model.admission.kv_blocks import KvBlocks
@@ -65,6 +66,9 @@ class Scheduler:
         self.running_pass = RunningPass(self)
         self.undelivered: ScheduledStep | None = None
         self.stopped_for_blocks = False
+        self._defers_frees = settings.defers_frees and connector is not None
+        self._deferred: deque[tuple[int, Request]] = deque()  # until that step's outputs are known
+        self._steps_scheduled = self._steps_delivered = 0
         self._watermark = int(settings.watermark * settings.num_blocks)
         self._prefilling: dict[Request, None] = {}  # with blocks still to come, loads included
 
@@ -78,7 +82,7 @@ class Scheduler:
     def abort(self, request: Request) -> None:
         """Take an unfinished request out, wherever it is."""
         if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
+            self._stop_running(request)
         else:
             self.waiting.remove((request,))
             self.skipped.remove((request,))
@@ -105,6 +109,9 @@ class Scheduler:
 
     def deliver(self, step: ScheduledStep, result: StepResult) -> None:
         """The outputs of a step are known: tell `result`, and let requests end."""
+        self._steps_delivered += 1
+        while self._deferred and self._deferred[0][0] <= self._steps_delivered:
+            self.blocks.release(self._deferred.popleft()[1])
         for request in step.stale:
             if not request.status.is_finished:
                 request.outputs += 1
@@ -123,7 +130,7 @@ class Scheduler:
     def lose(self, victim: Request, step: ScheduledStep, now: float) -> None:
         """A running request loses its place and its blocks."""
         unknown = self.settings.asynchronous and (victim.in_rounds or victim.pending)
-        self.running.remove(victim)
+        self._stop_running(victim)
         recovery = recovery_of(
             victim,
             self.connector,
@@ -140,10 +147,10 @@ class Scheduler:
             victim.pending = 0
             if self.undelivered is not None:
                 self.undelivered.stale.append(victim)
-        self.blocks.release(victim)
+        self._release(victim)
         self._prefilling.pop(victim, None)
         victim.status = RequestStatus.PREEMPTED
-        victim.computed = victim.hashed_tokens = 0
+        victim.computed = 0
         victim.preemptions += 1
         self.waiting.prepend(victim, now)
         step.result.preempted.append(victim)
@@ -151,6 +158,7 @@ class Scheduler:
     def leave_rounds(self, request: Request) -> None:
         """Look at a decoding request by itself from here on."""
         self.running.leave_rounds(request)
+        request.scheduled_in = self._steps_scheduled
         if self.undelivered is not None:
             request.pending = 1
             if request not in self.undelivered.chunks:
@@ -262,12 +270,15 @@ class Scheduler:
     def _advance(self, step: ScheduledStep) -> None:
         """Count the scheduled tokens as computed, and the tokens that they will produce as produced."""
         result, rounds = step.result, self.running.rounds
+        if len(rounds) or step.chunks:
+            self._steps_scheduled += 1
         result.decodes = len(rounds)
         if len(rounds):
             step.ending = rounds.advance()
         for request, tokens in step.chunks.items():
             before = request.computed
             request.computed = before + tokens
+            request.scheduled_in = self._steps_scheduled
             left = request.num_tokens - request.computed
             if tokens == 1 and before and not left:
                 result.decodes += 1
@@ -300,7 +311,7 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
+            self._stop_running(request)
         else:  # it lost its place while its last token was under way
             self.waiting.remove((request,))
             self.skipped.remove((request,))
@@ -318,8 +329,19 @@ class Scheduler:
         self._prefilling.pop(request, None)
         self.stopped_for_blocks = False
         if not keep_blocks:
+            self._release(request)
+
+    def _stop_running(self, request: Request) -> None:
+        if request.in_rounds:
+            request.scheduled_in = self._steps_scheduled
+        self.running.remove(request)
+
+    def _release(self, request: Request) -> None:
+        """Give a request's blocks back, at once or when no step under way can write them any more."""
+        if self._defers_frees and request.scheduled_in > self._steps_delivered and request.blocks:
+            self._deferred.append((self._steps_scheduled, request))
+        else:
             self.blocks.release(request)
-            request.freed = None
 
     # What workers report.
 

@@ -39,6 +39,7 @@ class EngineSettings:
             (`scheduler_reserve_full_isl`).
         watermark: share of all blocks that admission leaves free while others run (from 0.25.1 on).
         prefix_caching: a preempted request finds those of its blocks again that nobody took.
+        kv_consumer: the engine takes keys and values from others (`kv_role` "kv_consumer" or "kv_both").
         recompute: the recompute scheduler of a decode instance (`recompute_scheduler_enable` on a KV consumer): what a
             lack of blocks does to the victim is decided by `Connector.offload`.
         split_projections: output projection or MLP have a tensor-parallel size of their own; read by the recompute
@@ -63,6 +64,7 @@ class EngineSettings:
     reserve_full_prompt: bool = True
     watermark: float = 0.0
     prefix_caching: bool = True
+    kv_consumer: bool = False
     recompute: bool = False
     split_projections: bool = False
     short_request_first: ShortRequestFirstSettings = field(default_factory=ShortRequestFirstSettings)
@@ -102,6 +104,11 @@ class EngineSettings:
             raise ValueError(f"policy {Policy(self.policy).value!r} excludes the recompute scheduler")
         if self.watermark and not rules.has_watermark:
             raise ValueError(f"vllm-ascend {self.release.value} runs on a vLLM without a watermark")
+
+    @property
+    def defers_frees(self) -> bool:
+        """Whether blocks become free only when no step under way can write them any more."""
+        return self.asynchronous and (self.kv_consumer or self.recompute) and self.rules.defers_frees
 
     @property
     def rules(self) -> AdmissionRules:
