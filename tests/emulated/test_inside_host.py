@@ -25,8 +25,8 @@ def child(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Elem
 
     results = tmp_path_factory.mktemp("inside-host") / "results.xml"
     base = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "NPU_EMU_"))}
-    # No general plugin: carriers are loaded by the tests themselves.
-    environment = torch_npu_emulator.environment(base | {"NPU_EMU_FLOAT32_ATTENTION": "1", "VLLM_PLUGINS": ""})
+    # The platform, and no general plugin: carriers are loaded by the tests themselves.
+    environment = torch_npu_emulator.environment(base | {"NPU_EMU_FLOAT32_ATTENTION": "1", "VLLM_PLUGINS": "ascend"})
     del environment["TORCHINDUCTOR_AUTOGRAD_CACHE"]  # the guard's tests need torch's own default
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", str(INSIDE)]
     ran = subprocess.run(
