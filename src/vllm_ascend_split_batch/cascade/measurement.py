@@ -92,8 +92,22 @@ class Bench:
         query = torch.randn((requests, heads.query, heads.size), generator=self._generator, dtype=torch.float32)
         query = query.to(self._dtype).to(self._device)
 
+        lengths = torch.full((requests,), prefix_tokens + suffix_tokens, dtype=torch.int32).to(self._device)
+
         def plan() -> Any:
-            return make_plan(metadata, prefix_tokens=prefix_tokens, block_size=BLOCK, requests=requests)
+            made = make_plan(
+                metadata,
+                prefix_tokens=prefix_tokens,
+                block_size=BLOCK,
+                requests=requests,
+                device_lengths=lengths,
+            )
+            # What a step makes once for all layers is made when a layer first asks.
+            if self._tier.lengths_on_device:
+                made.on_device()
+            else:
+                _ = made.prefix_table
+            return made
 
         made = plan()
 

@@ -188,8 +188,8 @@ def _kernels(name: str, shape: AttentionShape, dtype: str) -> Any:
     device = torch.device("npu", torch.npu.current_device())
     try:
         problem = self_test.failure(tier, device, getattr(torch, dtype), heads, BLOCK)
-    except RuntimeError as error:
-        problem = str(error).splitlines()[0]
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
     if problem:
         raise CommandError(f"the kernels of tier {name} fail their self-test on this device: {problem}", 1)
     return tier
