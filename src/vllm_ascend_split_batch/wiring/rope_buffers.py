@@ -8,6 +8,7 @@ does: a reader runs in Python before it can be part of a captured graph.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -29,7 +30,7 @@ def patches(context: Context) -> list[Patch]:
     """
     rope = sys.modules[HOST_MODULE]
     runner_module = sys.modules[UPDATE.partition(":")[0]]
-    if runner_module.update_cos_sin is not rope.update_cos_sin:
+    if inspect.unwrap(runner_module.update_cos_sin) is not inspect.unwrap(rope.update_cos_sin):
         raise Refused("the runner's update_cos_sin is not the one of the rotary embedding")
     buffers = _Buffers(context, rope)
     return [
