@@ -85,7 +85,11 @@ class Matrix:
         if result == record.result("static") and self._stands("static", release, record):
             return []
         if self.options.check:
-            return [] if result == record.result("static") else [f"{record.path} holds other answers: run `make hosts`"]
+            return (
+                []
+                if result == record.result("static")
+                else [f"{record.path} holds other answers: run `make hosts ARGS=--static`"]
+            )
         record.write("static", *self._keys("static", release), result, time.monotonic() - started)
         return []
 
