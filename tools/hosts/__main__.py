@@ -26,6 +26,7 @@ from .sources import Sources
 EVIDENCE = ROOT / "docs" / "evidence" / "carriers"
 WORK = ROOT / ".hosts"
 TABLE = "table.md"
+COMPATIBILITY = ROOT / "docs" / "compatibility.md"
 
 
 class Matrix:
@@ -137,6 +138,13 @@ class Matrix:
         sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
         (folder / "MANIFEST.sha256").write_text("".join(sums))
         say(f"written: {folder / TABLE}")
+        if folder == EVIDENCE:
+            text = COMPATIBILITY.read_text()
+            both = list(zip(static_check.manifests(), self.documents, strict=True))
+            text = table.replace_between(text, "extensions", table.extensions(both))
+            text = table.replace_between(text, "carriers and releases", table.overview(documents, self.carriers))
+            COMPATIBILITY.write_text(text)
+            say(f"written: {COMPATIBILITY}")
 
 
 def _switched_on() -> dict[str, dict[str, str]]:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ from tools.setup_environment import ROOT, Environment, SetupError
 CHILD = ROOT / "tools" / "hosts" / "live_child.py"
 LIVE_SECONDS = 600
 TESTS_SECONDS = 3600
+GRACE_SECONDS = 30
 
 #: What a comparison test prints: "padding, vllm-ascend 0.27.1rc1: 5000 steps compared, all equal".
 COMPARED = re.compile(r"(?P<model>[\w -]+), vllm-ascend [\w.]+: (?P<count>\d+) (?P<kind>[\w -]+?) compared, all equal")
@@ -86,9 +88,18 @@ class Runner:
                 code = -1
             finally:
                 if process.poll() is None:
-                    process.terminate()
-                    process.wait()
+                    _end_process(process)
         return code, log.read_text(errors="replace")
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    """Ask pytest to stop, which ends the engine it runs; kill what does not stop."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _end(text: str, lines: int = 12) -> str:

@@ -13,12 +13,18 @@ from vllm_hust_ext.static_seams import check_sources
 from tools.setup_environment import ROOT
 
 MANIFESTS = ROOT / "src" / "vllm_ascend_split_batch" / "manifests"
+MANIFEST = "vllm-hust-extension-v0.2.json"
 SIDECAR = "vllm-hust-extension-seams.json"
 
 
 def sidecars(folder: Path = MANIFESTS) -> list[dict[str, Any]]:
     """The seams sidecars of all bundles."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"*/{SIDECAR}"))]
+
+
+def manifests(folder: Path = MANIFESTS) -> list[dict[str, Any]]:
+    """The manifests of all bundles that have a sidecar, in the same order."""
+    return [json.loads((path.parent / MANIFEST).read_text()) for path in sorted(folder.glob(f"*/{SIDECAR}"))]
 
 
 def carriers(documents: Sequence[dict[str, Any]]) -> list[str]:

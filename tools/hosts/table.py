@@ -24,6 +24,35 @@ def render(records: Sequence[Mapping[str, Any]], carriers: Sequence[str]) -> str
     return "\n".join(lines) + "\n"
 
 
+def extensions(documents: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+    """Each bundle's range and the releases it is verified on, from its manifest and its seams sidecar."""
+    body = []
+    for manifest, sidecar in documents:
+        verified = [str(item["version"]) for item in sidecar["verified_on"] if item["distribution"] == "vllm-ascend"]
+        carriers = ", ".join(str(carrier["name"]) for carrier in sidecar["carriers"])
+        states = sorted({str(item.get("status", "")) for item in manifest.get("implementation", ())})
+        host = f"{manifest['host']['name']} {manifest['host']['version_range']}"
+        body.append(
+            [f"{manifest['extension_id']} ({carriers})", ", ".join(states), host, ", ".join(verified) or "none"]
+        )
+    return _markdown(["extension (carriers)", "status", "range of its manifest", "verified on vllm-ascend"], body)
+
+
+def overview(records: Sequence[Mapping[str, Any]], carriers: Sequence[str]) -> list[str]:
+    """One cell a carrier and release."""
+    return _overview([(str(record["release"]), record["host"], _results(record)) for record in records], carriers)
+
+
+def replace_between(text: str, name: str, lines: Sequence[str]) -> str:
+    """`text` with what stands between `<!-- name -->` and `<!-- end of name -->` replaced by `lines`."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"no {begin} ... {end} there")
+    return "\n".join([before + begin, "", *lines, "", end + after])
+
+
 def _results(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: entry["result"] for name, entry in record["parts"].items()}
 

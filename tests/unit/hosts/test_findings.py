@@ -157,3 +157,22 @@ def test_the_mutant_fixture_is_real(mutant: Any) -> None:  # noqa: F811
     lax = mutant(findings, 'if record["outcome"] != "passed"\n    ]', 'if record["outcome"] == "failed"\n    ]')
     assert isinstance(lax, ModuleType)
     assert problems(at("proofs/records/0/outcome", "skipped"), lax) == []
+
+
+def test_generated_parts_of_a_page_are_replaced_and_the_rest_stays() -> None:
+    page = "before\n<!-- a -->\nold\n<!-- end of a -->\nafter\n"
+    once = table.replace_between(page, "a", ["new", "lines"])
+    assert once == "before\n<!-- a -->\n\nnew\nlines\n\n<!-- end of a -->\nafter\n"
+    assert table.replace_between(once, "a", ["new", "lines"]) == once
+    with pytest.raises(ValueError, match="no <!-- b -->"):
+        table.replace_between(page, "b", [])
+
+
+def test_extensions_are_listed_with_range_and_verified_releases() -> None:
+    manifest = {
+        "extension_id": "org.x",
+        "host": {"name": "vllm-ascend", "version_range": ">=1"},
+        "implementation": [{"status": "active"}],
+    }
+    sidecar = {"carriers": [{"name": NAME}], "verified_on": [{"distribution": "vllm-ascend", "version": "1.2"}]}
+    assert table.extensions([(manifest, sidecar)])[-1] == f"| org.x ({NAME}) | active | vllm-ascend >=1 | 1.2 |"
