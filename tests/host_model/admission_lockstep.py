@@ -7,6 +7,7 @@ from typing import Any
 from tests.host_model.admission_cases import EngineCase, Script
 from vllm_ascend_split_batch.host_model.admission import Engine, Policy, Request
 from vllm_ascend_split_batch.host_model.padding import HostFailure
+from vllm_ascend_split_batch.host_model.recovery import RECOMPUTED
 from vllm_ascend_split_batch.host_model.remote_kv import Connector, RemoteTokens
 
 FAILED = "failure"
@@ -77,9 +78,9 @@ def _step(engine: Engine, requests: dict[str, Request], script: Script, now: flo
         "waiting": [request.request_id for request in scheduler.waiting],
         "skipped": [request.request_id for request in scheduler.skipped],
         "free": scheduler.blocks.free,
-        "preempted": [request.request_id for request in result.preempted],
+        "preempted": sorted(request.request_id for request in result.preempted),
         "recomputed": [request.request_id for request in result.recomputed],
-        "finished": [[request.request_id, request.finish_reason] for request in result.finished],
+        "finished": [[request.request_id, _reason(request)] for request in result.finished],
         "state": {
             request.request_id: [
                 request.status.name,
@@ -92,6 +93,13 @@ def _step(engine: Engine, requests: dict[str, Request], script: Script, now: flo
         },
         "policy": _policy(engine),
     }
+
+
+def _reason(request: Request) -> str | None:
+    """Why the host says that a request ended; one that 0.23 answers once more stops as if nothing had happened."""
+    if request.finish_reason != RECOMPUTED:
+        return request.finish_reason
+    return "length" if request.last_output < request.output_tokens else "stop"
 
 
 def _policy(engine: Engine) -> Any:

@@ -67,16 +67,11 @@ def drive(case: EngineCase, scheduler: Any, script: Script) -> list[Any]:
 
 def step(case: EngineCase, scheduler: Any, outputs: Outputs, script: Script, before: Any) -> tuple[Any, Any]:
     connector = scheduler.connector
-    preempted: list[str] = []
-    base = next(cls for cls in reversed(type(scheduler).__mro__) if "_preempt_request" in vars(cls))
-    original = base._preempt_request
-
-    def preempt(self: Any, request: Any, *arguments: Any, **more: Any) -> None:
-        preempted.append(request.request_id)
-        original(self, request, *arguments, **more)
-
-    with mock.patch.object(base, "_preempt_request", preempt):
-        scheduled = scheduler.schedule()
+    lost = {request_id: request.num_preemptions for request_id, request in scheduler.requests.items()}
+    scheduled = scheduler.schedule()
+    preempted = [
+        request_id for request_id, request in scheduler.requests.items() if request.num_preemptions > lost[request_id]
+    ]
     tokens = outputs.of(scheduler, scheduled)
     for request_id in connector.started if connector is not None else ():
         computed = scheduler.requests[request_id].num_computed_tokens
@@ -110,7 +105,7 @@ def step(case: EngineCase, scheduler: Any, outputs: Outputs, script: Script, bef
         "waiting": [request.request_id for request in scheduler.waiting],
         "skipped": [request.request_id for request in scheduler.skipped_waiting],
         "free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-        "preempted": preempted,
+        "preempted": sorted(preempted),
         "recomputed": recomputed,
         "finished": finished,
         "state": {

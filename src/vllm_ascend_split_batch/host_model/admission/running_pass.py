@@ -34,7 +34,8 @@ class RunningPass:
             self._blocks.allocate(rounds.num_due())
             return budget - len(rounds)
         by_priority = self._settings.policy is Policy.PRIORITY
-        if by_priority or not self._everyone_fits(budget):
+        may_stop = self._settings.rules.waits_for_frees and self._settings.defers_frees
+        if by_priority or may_stop or not self._everyone_fits(budget):
             for request in list(running):
                 if request.in_rounds:
                     self._scheduler.leave_rounds(request)
@@ -96,6 +97,8 @@ class RunningPass:
             needed = self._needed(request, tokens)
             while needed > self._blocks.free:
                 victim = self._victim()
+                if self._scheduler.frees_later(victim):
+                    return budget
                 place = order.index(victim)
                 del order[place]
                 if place < position:

@@ -120,12 +120,19 @@ class Scheduler:
                 continue
             if request.pending and not request.in_rounds:
                 request.pending -= 1
+                request.hashed_tokens = max(request.hashed_tokens, request.computed - request.pending)
             if output == 1:
                 result.first_tokens.append(request)
         for request in sorted(step.ending, key=lambda request: request.order):
             if not request.status.is_finished:
                 self._finish(request)
-                result.finished.append(request)
+            elif request.finish_reason != RECOMPUTED or not self.settings.rules.recomputed_answers:
+                continue
+            result.finished.append(request)
+
+    def frees_later(self, victim: Request) -> bool:
+        """Whether it is no use to take a running request's place: its blocks would not be free in this step."""
+        return self.settings.rules.waits_for_frees and self._still_written(victim)
 
     def lose(self, victim: Request, step: ScheduledStep, now: float) -> None:
         """A running request loses its place and its blocks."""
@@ -336,9 +343,12 @@ class Scheduler:
             request.scheduled_in = self._steps_scheduled
         self.running.remove(request)
 
+    def _still_written(self, request: Request) -> bool:
+        return self._defers_frees and (request.in_rounds or request.scheduled_in > self._steps_delivered)
+
     def _release(self, request: Request) -> None:
         """Give a request's blocks back, at once or when no step under way can write them any more."""
-        if self._defers_frees and request.scheduled_in > self._steps_delivered and request.blocks:
+        if request.blocks and self._still_written(request):
             self._deferred.append((self._steps_scheduled, request))
         else:
             self.blocks.release(request)
