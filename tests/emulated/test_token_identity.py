@@ -76,7 +76,8 @@ def test_cascade_equals_stock_and_engages(model, stock, cascade):
 
 @models
 def test_the_shared_pages_are_read_once(model, cascade):
-    prefix_calls = [call for call in cascade(model).oplog if is_prefix_stage(call)]
+    # The first two belong to the self-test of the kernels: the stage by itself, and the whole.
+    prefix_calls = [call for call in cascade(model).oplog if is_prefix_stage(call)][2:]
     assert {call["kv_lengths"][0] for call in prefix_calls} == {prefix // PAGE * PAGE for prefix in PREFIXES}
     assert {call["sequences"] for call in prefix_calls} == {1}
     assert max(call["query_rows"] for call in prefix_calls) == 8
