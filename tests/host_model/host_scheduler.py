@@ -147,7 +147,7 @@ def surroundings(settings: EngineSettings, connector: Any = None) -> Iterator[No
             found = {name: value for name, value in wanted.items() if hasattr(module, name)}
             if found:
                 stack.enter_context(mock.patch.multiple(module, **found))
-        stack.enter_context(mock.patch.object(KVConnectorFactory, "create_connector", lambda *_, **__: connector))
+        stack.enter_context(mock.patch.object(KVConnectorFactory, "create_connector", return_value=connector))
         yield
 
 

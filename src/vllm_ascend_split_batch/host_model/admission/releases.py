@@ -19,6 +19,8 @@ class AdmissionRules:
             free only when that step has ended.
         waits_for_frees: nobody loses its place for blocks that would become free only later; the step ends there.
         unhashed_first: partly filled blocks that become free are reused before all others.
+        passes_over_next: under "priority" a victim that was itself passed over in this step makes the plain scheduler
+            pass over the request after the one it serves.
         recompute_by_priority: the recompute scheduler chooses its victim by the scheduling policy; else always the
             request admitted last.
         recompute_aborts_split: where output projection or MLP have a tensor-parallel size of their own, a request that
@@ -34,6 +36,7 @@ class AdmissionRules:
     defers_frees: bool
     waits_for_frees: bool
     unhashed_first: bool
+    passes_over_next: bool
     recompute_by_priority: bool
     recomputed_answers: bool
     recompute_reserves: bool
@@ -47,6 +50,7 @@ _V0_25_1 = AdmissionRules(
     defers_frees=True,
     waits_for_frees=False,
     unhashed_first=True,
+    passes_over_next=True,
     recompute_by_priority=False,
     recomputed_answers=False,
     recompute_reserves=True,
@@ -67,7 +71,7 @@ _RULES = {
     HostRelease.V0_25_1: _V0_25_1,
     HostRelease.V0_26: _V0_25_1,
     HostRelease.V0_27_1: _V0_27_1,
-    HostRelease.V0_30: replace(_V0_27_1, waits_for_frees=True, recompute_aborts_split=True),
+    HostRelease.V0_30: replace(_V0_27_1, waits_for_frees=True, passes_over_next=False, recompute_aborts_split=True),
 }
 
 

@@ -86,6 +86,7 @@ class RunningPass:
 
     def _one_by_one(self, step: ScheduledStep, budget: int, now: float) -> int:
         """Every running request, in order, within the budget that those before it left."""
+        moves_up = self._settings.recompute or not self._settings.rules.passes_over_next
         order = list(self._running)
         position = 0
         while position < len(order) and budget > 0:
@@ -101,7 +102,7 @@ class RunningPass:
                     return budget
                 place = order.index(victim)
                 del order[place]
-                if place < position:
+                if place < position and (moves_up or victim in step.chunks):
                     position -= 1
                 budget += step.chunks.pop(victim, 0)
                 self._scheduler.lose(victim, step, now)
