@@ -19,20 +19,43 @@ from .cost_model import AttentionShape
 from .fitting import Cell
 from .step_plan import make_plan
 from .tiers import FusedTier, OwnTier
-from .two_stage import Heads
+from .two_stage import Heads, fused_arguments
 
 #: Tokens per block.
 BLOCK = 128
+#: Side of the host's causal mask.
 MASK = 2048
+#: Differences of the arms that rounding explains, in units of the type's resolution at the largest value.
+ROUNDINGS = 8
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The device that is measured.
+
+    Attributes:
+        device: of the tensors. npu: `torch.npu`. ops: `torch.ops.npu`.
+    """
+
+    device: Any
+    npu: Any
+    ops: Any
+
+
+def this_npu() -> Machine:
+    """The current NPU of this process."""
+    import torch
+
+    return Machine(torch.device("npu", torch.npu.current_device()), torch.npu, torch.ops.npu)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A measured cell: microseconds per layer, and what noise there was.
+    """A measured cell.
 
     Attributes:
-        cell: the times for the fit. stock_again_us: the host's own path in its second series.
-        plan_us: making the step's plan, once a step. rounds: steps timed per series.
+        cell: microseconds per layer, for the fit. stock_again_us: the host's own path in its second series.
+        plan_us: what cascade does once a step. rounds: steps timed per series.
     """
 
     cell: Cell
@@ -46,11 +69,44 @@ class Timing:
         return abs(self.stock_again_us / self.cell.stock_us - 1)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """The tensors of one cell.
+
+    Attributes:
+        query: [B, H, D], of every layer. table: int32 [B, columns], shared blocks first. lengths: int32 [B] all keys.
+        requests, prefix_tokens, suffix_tokens: B, P, S of each request.
+    """
+
+    query: Any
+    table: Any
+    lengths: Any
+    requests: int
+    prefix_tokens: int
+    suffix_tokens: int
+
+
+@dataclass(frozen=True)
+class Arms:
+    """A step of each arm, all layers, and what cascade does once a step. The steps return the last layer's result."""
+
+    stock: Callable[[], Any]
+    cascade: Callable[[], Any]
+    plan: Callable[[], Any]
+
+
 class Bench:
-    """Caches for the largest cell, on the current device; `measure` times one cell with them."""
+    """Caches for the largest cell; `measure` times one cell with them, operator by operator."""
 
     def __init__(
-        self, tier: FusedTier | OwnTier, shape: AttentionShape, *, most_blocks: int, layers: int, dtype: str
+        self,
+        machine: Machine,
+        tier: FusedTier | OwnTier,
+        shape: AttentionShape,
+        *,
+        most_blocks: int,
+        layers: int,
+        dtype: str,
     ) -> None:
         """Allocate.
 
@@ -62,45 +118,48 @@ class Bench:
         import torch
 
         self._torch = torch
+        self._machine = machine
         self._tier = tier
-        self._device = torch.device("npu", torch.npu.current_device())
         self._dtype = getattr(torch, dtype)
         self._heads = Heads(shape.query_heads, shape.kv_heads, shape.head_size, 1 / math.sqrt(shape.head_size))
-        generator = torch.Generator().manual_seed(0)
-        size = (most_blocks, BLOCK, shape.kv_heads, shape.head_size)
-        first = torch.randn(size, generator=generator, dtype=torch.float32).to(self._dtype).to(self._device)
+        self._generator = torch.Generator().manual_seed(0)
+        first = self._random((most_blocks, BLOCK, shape.kv_heads, shape.head_size))
         self._caches = [(first.clone(), first.clone()) for _ in range(layers)]
-        self._blocks = torch.randperm(most_blocks, generator=generator, dtype=torch.int32)
-        mask = torch.triu(torch.ones(MASK, MASK, dtype=torch.int8), 1)
-        self._mask = mask.to(self._device)
-        self._generator = generator
+        self._blocks = torch.randperm(most_blocks, generator=self._generator).to(torch.int32)
+        self._mask = torch.triu(torch.ones(MASK, MASK, dtype=torch.int8), 1).to(machine.device)
 
     def measure(self, requests: int, prefix_tokens: int, suffix_tokens: int, *, seconds: float) -> Timing:
         """Time one cell for about `seconds`.
 
         Args:
             requests: B. prefix_tokens: P, whole blocks. suffix_tokens: S of each request.
-        """
-        torch = self._torch
-        table = self._table(requests, prefix_tokens // BLOCK, -(-suffix_tokens // BLOCK))
-        metadata = SimpleNamespace(
-            actual_seq_lengths_q=list(range(1, requests + 1)),
-            seq_lens_list=[prefix_tokens + suffix_tokens] * requests,
-            block_tables=table,
-        )
-        heads = self._heads
-        query = torch.randn((requests, heads.query, heads.size), generator=self._generator, dtype=torch.float32)
-        query = query.to(self._dtype).to(self._device)
 
-        lengths = torch.full((requests,), prefix_tokens + suffix_tokens, dtype=torch.int32).to(self._device)
+        Raises:
+            ArithmeticError: the arms differ by more than rounding explains: their times would mean nothing.
+        """
+        arms = self._arms(self._batch(requests, prefix_tokens, suffix_tokens))
+        self._agree(arms)
+        series = self._take_turns((arms.stock, arms.cascade, arms.stock), seconds)
+        (plans,) = self._take_turns((arms.plan,), seconds / 10)
+        layers = len(self._caches)
+        stock, cascade, again = (min(times) / layers for times in series)
+        cell = Cell(requests, prefix_tokens, requests * suffix_tokens, stock, cascade)
+        return Timing(cell, again, min(plans), len(series[0]))
+
+    def _arms(self, batch: Batch) -> Arms:
+        metadata = SimpleNamespace(
+            actual_seq_lengths_q=list(range(1, batch.requests + 1)),
+            seq_lens_list=[batch.prefix_tokens + batch.suffix_tokens] * batch.requests,
+            block_tables=batch.table,
+        )
 
         def plan() -> Any:
             made = make_plan(
                 metadata,
-                prefix_tokens=prefix_tokens,
+                prefix_tokens=batch.prefix_tokens,
                 block_size=BLOCK,
-                requests=requests,
-                device_lengths=lengths,
+                requests=batch.requests,
+                device_lengths=batch.lengths,
             )
             # What a step makes once for all layers is made when a layer first asks.
             if self._tier.lengths_on_device:
@@ -110,70 +169,58 @@ class Bench:
             return made
 
         made = plan()
+        fused = self._machine.ops.npu_fused_infer_attention_score
 
-        def stock() -> None:
+        def stock() -> Any:
             for key, value in self._caches:
-                self._stock_layer(query, key, value, metadata)
+                arguments = self._stock_arguments(batch.query, key, value, batch.table)
+                out, _ = fused(**arguments, actual_seq_lengths_kv=metadata.seq_lens_list)
+            return out
 
-        def cascade() -> None:
+        def cascade() -> Any:
             for key, value in self._caches:
-                self._tier.attend(query, key, value, made, heads, self._mask)
+                out = self._tier.attend(batch.query, key, value, made, self._heads, self._mask)
+            return out
 
-        self._agree(query, metadata, made)
-        series = self._take_turns((stock, cascade, stock), seconds)
-        (plans,) = self._take_turns((plan,), seconds / 10)
-        layers = len(self._caches)
-        return Timing(
-            Cell(
-                requests,
-                prefix_tokens,
-                requests * suffix_tokens,
-                stock_us=min(series[0]) / layers,
-                cascade_us=min(series[1]) / layers,
-            ),
-            stock_again_us=min(series[2]) / layers,
-            plan_us=min(plans),
-            rounds=len(series[0]),
-        )
+        return Arms(stock, cascade, plan)
 
-    def _table(self, requests: int, prefix_blocks: int, suffix_blocks: int) -> Any:
-        """int32 device table [B, prefix + suffix blocks]: equal ids in front, own ones behind."""
-        torch = self._torch
-        own = self._blocks[prefix_blocks : prefix_blocks + requests * suffix_blocks].view(requests, suffix_blocks)
-        shared = self._blocks[:prefix_blocks].expand(requests, prefix_blocks)
-        return torch.cat([shared, own], dim=1).contiguous().to(self._device)
-
-    def _stock_layer(self, query: Any, key: Any, value: Any, metadata: Any) -> Any:
-        """The host's own decode call of one layer."""
-        blocks, heads = key.shape[0], self._heads
-        return self._torch.ops.npu.npu_fused_infer_attention_score(
+    def _stock_arguments(self, query: Any, key: Any, value: Any, table: Any) -> dict[str, Any]:
+        """The host's own decode call of one layer, without its KV lengths."""
+        arguments = fused_arguments(
             query,
-            key.view(blocks, BLOCK, -1),
-            value.view(blocks, BLOCK, -1),
-            atten_mask=self._mask,
-            block_table=metadata.block_tables,
-            input_layout="TND",
+            key,
+            value,
+            self._heads,
             block_size=BLOCK,
-            actual_seq_lengths=metadata.actual_seq_lengths_q,
-            actual_seq_lengths_kv=metadata.seq_lens_list,
-            num_key_value_heads=heads.kv,
-            num_heads=heads.query,
-            scale=heads.scale,
-            sparse_mode=3,
-        )[0]
+            block_table=table,
+            query_ends=list(range(1, query.shape[0] + 1)),
+            mask=self._mask,
+        )
+        return arguments | {"softmax_lse_flag": False}
 
-    def _agree(self, query: Any, metadata: Any, plan: Any) -> None:
-        """Times of arms that compute different things mean nothing.
+    def _random(self, size: tuple[int, ...]) -> Any:
+        values = self._torch.randn(size, generator=self._generator, dtype=self._torch.float32)
+        return values.to(self._dtype).to(self._machine.device)
 
-        Raises:
-            ArithmeticError: the arms differ by more than the rounding of their type allows.
-        """
-        torch = self._torch
-        key, value = self._caches[0]
-        expected = self._stock_layer(query, key, value, metadata).float()
-        merged = self._tier.attend(query, key, value, plan, self._heads, self._mask)
-        difference = float((merged.float() - expected).abs().max())
-        allowed = 8 * torch.finfo(self._dtype).eps * max(float(expected.abs().max()), 1e-3)
+    def _batch(self, requests: int, prefix_tokens: int, suffix_tokens: int) -> Batch:
+        """Equal ids in front, own ones behind."""
+        torch, device = self._torch, self._machine.device
+        shared, own = prefix_tokens // BLOCK, -(-suffix_tokens // BLOCK)
+        ids = self._blocks[: shared + requests * own]
+        table = torch.cat([ids[:shared].expand(requests, shared), ids[shared:].view(requests, own)], dim=1)
+        lengths = torch.full((requests,), prefix_tokens + suffix_tokens, dtype=torch.int32)
+        query = self._random((requests, self._heads.query, self._heads.size))
+        return Batch(query, table.contiguous().to(device), lengths.to(device), requests, prefix_tokens, suffix_tokens)
+
+    def _agree(self, arms: Arms) -> None:
+        results = []
+        for arm in (arms.stock, arms.cascade):
+            out = arm()
+            self._machine.npu.synchronize()
+            results.append(out.float().cpu())
+        expected, merged = results
+        difference = float((merged - expected).abs().max())
+        allowed = ROUNDINGS * self._torch.finfo(self._dtype).eps * max(float(expected.abs().max()), 1e-3)
         # A comparison with NaN is false, so it is asked for what is wanted.
         if not difference <= allowed:
             raise ArithmeticError(
@@ -182,11 +229,12 @@ class Bench:
 
     def _take_turns(self, functions: tuple[Callable[[], Any], ...], seconds: float) -> list[list[float]]:
         """Microseconds per call of each function, called in turn; at least five rounds."""
-        synchronize = self._torch.npu.synchronize
+        synchronize = self._machine.npu.synchronize
         times: list[list[float]] = [[] for _ in functions]
         for function in functions:
             function()
-        synchronize()
+            # A graph must have ended before it is replayed again, or its events would be those of the wrong replay.
+            synchronize()
         end = time.perf_counter() + seconds
         while len(times[0]) < 5 or (time.perf_counter() < end and len(times[0]) < 1000):
             for function, kept in zip(functions, times, strict=True):

@@ -19,6 +19,7 @@ from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, CostModel
 from vllm_ascend_split_batch.cascade.fitting import Cell, FitError, fit
 from vllm_ascend_split_batch.cascade.profiles import (
     EMULATED_DEVICE,
+    MODES,
     TIERS,
     Coverage,
     Fit,
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensor-parallel", type=positive, default=1, metavar="N", help="ranks that share the heads; 1"
     )
     parser.add_argument("--tier", choices=TIERS, default="wheel", help="kernels; default wheel")
+    parser.add_argument("--modes", type=_modes, default=MODES, metavar="M,M", help="eager, graph; default both")
     parser.add_argument("--batches", type=positives, default=(4, 8, 16, 32, 64), metavar="N,N,...")
     parser.add_argument("--prefixes", type=positives, default=(512, 1024, 2048, 4096, 8192, 16384), metavar="N,N,...")
     parser.add_argument("--suffixes", type=positives, default=(64, 512), metavar="N,N,...")
@@ -68,41 +70,88 @@ def run(options: argparse.Namespace) -> int:
     torch_npu = _device()
     tier = _kernels(options.tier, shape, dtype)
     batches = list(_cells(options.batches, options.prefixes, options.suffixes))
-    from vllm_ascend_split_batch.cascade.measurement import BLOCK, Bench, Timing
+    most_blocks, layers = _sizes(batches, shape, options.memory_gib)
+    print(f"{len(batches)} cells, {layers} layers, {_shape_text(shape, dtype)}", file=sys.stderr)
+    found: list[Profile] = []
+    measured: list[dict[str, Any]] = []
+    for mode in options.modes:
+        key = Key(device_key(torch_npu), options.tier, mode)
+        timings = _measure(tier, mode, shape, dtype, layers, most_blocks, batches, options.seconds)
+        sources = _sources(torch_npu, dtype, layers)
+        found.append(profile_of(key, [timing.cell for timing in timings], shape, timings, sources))
+        measured.append(_measured(key, shape, dtype, layers, timings))
+        print(_summary(found[-1], timings, shape))
+    _write(out, document(found))
+    if cells_out is not None:
+        _write(cells_out, measured)
+    print(f"written to {out}; use it with VLLM_ASCEND_CASCADE_PROFILE={out.resolve()}")
+    return 0
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    modes = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not set(modes) <= set(MODES):
+        raise argparse.ArgumentTypeError(f"{text!r} is not eager, graph or eager,graph")
+    return modes
+
+
+def _sizes(batches: Sequence[tuple[int, int, int]], shape: AttentionShape, memory_gib: int) -> tuple[int, int]:
+    """Blocks of the largest cell, and the layers that the memory holds."""
+    from vllm_ascend_split_batch.cascade.measurement import BLOCK
 
     most_blocks = max(_blocks(cell, BLOCK) for cell in batches)
-    block_bytes = BLOCK * shape.kv_bytes
-    layers = min(MOST_LAYERS, shape.layers, (options.memory_gib << 30) // (most_blocks * block_bytes))
+    layer_bytes = most_blocks * BLOCK * shape.kv_bytes
+    layers = min(MOST_LAYERS, shape.layers, (memory_gib << 30) // layer_bytes)
     if layers < 1:
         raise CommandError(
-            f"the largest cell needs {most_blocks * block_bytes / 2**30:.1f} GiB of keys and values a layer; raise "
-            "--memory-gib or ask for smaller --batches, --prefixes"
+            f"the largest cell needs {layer_bytes / 2**30:.1f} GiB of keys and values a layer; raise --memory-gib or "
+            "ask for smaller --batches, --prefixes"
         )
-    print(f"{len(batches)} cells, {layers} layers, {_shape_text(shape, dtype)}", file=sys.stderr)
-    timings: list[Timing] = []
+    return most_blocks, layers
+
+
+def _measure(
+    tier: Any,
+    mode: str,
+    shape: AttentionShape,
+    dtype: str,
+    layers: int,
+    most_blocks: int,
+    batches: Sequence[tuple[int, int, int]],
+    seconds: float,
+) -> list[Any]:
+    """The `Timing` of every cell in one mode."""
+    from vllm_ascend_split_batch.cascade.measurement import BLOCK, Bench, this_npu
+
+    timings = []
     try:
-        bench = Bench(tier, shape, most_blocks=most_blocks, layers=layers, dtype=dtype)
+        sizes: dict[str, Any] = {"most_blocks": most_blocks, "layers": layers, "dtype": dtype}
+        if mode == "graph":
+            from vllm_ascend_split_batch.cascade.graph_measurement import GraphBench, npu_graph_tools
+
+            columns = max(prefix // BLOCK + -(-suffix // BLOCK) for _, prefix, suffix in batches)
+            bench: Bench = GraphBench(npu_graph_tools(tier), this_npu(), tier, shape, most_columns=columns, **sizes)
+        else:
+            bench = Bench(this_npu(), tier, shape, **sizes)
         for number, (requests, prefix, suffix) in enumerate(batches, 1):
-            timing = bench.measure(requests, prefix, suffix, seconds=options.seconds)
+            timing = bench.measure(requests, prefix, suffix, seconds=seconds)
             timings.append(timing)
             cell = timing.cell
             print(
-                f"{number:>3}/{len(batches)}  {requests:>3} requests, {prefix:>6} shared, {suffix:>5} own: stock "
-                f"{cell.stock_us:>9.1f} us, cascade {cell.cascade_us:>9.1f} us a layer (noise {timing.noise:.1%})",
+                f"{mode} {number:>3}/{len(batches)}  {requests:>3} requests, {prefix:>6} shared, {suffix:>5} own: "
+                f"stock {cell.stock_us:>9.1f}, cascade {cell.cascade_us:>9.1f} us a layer (noise {timing.noise:.1%})",
                 file=sys.stderr,
             )
     except ArithmeticError as error:
         raise CommandError(f"{error}; the kernels of this device are not to be used", 1) from None
-    except (RuntimeError, MemoryError) as error:
-        raise CommandError(f"the device failed ({str(error).splitlines()[0]}); nothing was written", 1) from None
-    key = Key(device_key(torch_npu), options.tier, "eager")
-    profile = profile_of(key, [timing.cell for timing in timings], shape, timings, _sources(torch_npu, dtype, layers))
-    _write(out, document([profile]))
-    if cells_out is not None:
-        _write(cells_out, _measured(key, shape, dtype, layers, timings))
-    print(_summary(profile, timings, shape))
-    print(f"written to {out}; use it with VLLM_ASCEND_CASCADE_PROFILE={out.resolve()}")
-    return 0
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        others = ", ".join(other for other in MODES if other != mode)
+        raise CommandError(
+            f"the device failed in mode {mode} ({message}); nothing was written; --modes {others} leaves it out",
+            1,
+        ) from None
+    return timings
 
 
 def profile_of(
@@ -256,7 +305,7 @@ def _writable(name: str) -> Path:
     return path
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write(path: Path, content: Any) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w") as file:
