@@ -7,8 +7,9 @@ rows: never in a step that only decodes, never in one that is captured as a grap
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from vllm.model_executor.layers import linear
 
 from vllm_ascend_split_batch.carrier import Context, Patch, Seam
 from vllm_ascend_split_batch.carrier.guard import NATIVE, Site
-from vllm_ascend_split_batch.carrier.patches import AttributePlace, Place
+from vllm_ascend_split_batch.carrier.patches import Place
+from vllm_ascend_split_batch.carrier.seams import ABSENT
 from vllm_ascend_split_batch.mlp_chunk_plugin import BYTES, CHUNKS, LOAD_MODEL, MIN_TOKENS
 
 from . import operator
@@ -37,17 +39,37 @@ def patches(context: Context) -> list[Patch]:
     return [context.patch(LOAD_MODEL, lambda native: chunking.after(native, site))]
 
 
-class _Mark(Patch):
-    """A patch of one module: the attribute MARK, which is not there before."""
+class _Marks(Place):
+    """The attribute MARK of many modules, put on and taken off together; keeps none of them alive."""
 
-    module: Any
+    def __init__(self, marks: Iterable[tuple[Any, tuple[str, int, bool]]]) -> None:
+        self.holder, self.name = self, MARK
+        self._marks = weakref.WeakKeyDictionary(marks)
+        self._value: Any = ABSENT
 
-    def __init__(self, seam: Seam, factory: Callable[[Any], Any], module: Any) -> None:
-        super().__init__(seam, factory)
-        vars(self)["module"] = module
+    def own(self) -> Any:
+        return self._value
+
+    visible = own
+
+    def put(self, value: Any) -> None:
+        self._value = value
+        for module, mark in self._marks.items():
+            if value is ABSENT:
+                vars(module).pop(MARK, None)
+            else:
+                setattr(module, MARK, mark)
+
+
+class _Marking(Patch):
+    """A patch of the modules of one model, rather than of an attribute that a seam names."""
+
+    def __init__(self, marks: _Marks) -> None:
+        super().__init__(Seam(f"{__name__}:{MARK}", absent=True), lambda _: True)
+        vars(self)["marks"] = marks
 
     def place(self) -> Place:
-        return AttributePlace(self.module, MARK)
+        return vars(self)["marks"]  # type: ignore[no-any-return]
 
 
 class _Chunking:
@@ -86,7 +108,8 @@ class _Chunking:
         layers = runner.compilation_config.static_forward_context
         for module, mlp in dense:
             self._registry.add(module, mlp, layers)
-        self._context.add([*self._class_patches(dense), *(_mark(module, mlp) for module, mlp in dense)])
+        marks = _Marks((module, (mlp.name, mlp.out, mlp.reduces)) for module, mlp in dense)
+        self._context.add([*self._class_patches(dense), _Marking(marks)])
         self._guard.count("mlps", len(dense))
         self._say(dense, others, runner)
 
@@ -224,11 +247,6 @@ def _layers() -> Any:
 
 def _owner_of_forward(kind: type) -> type:
     return next(base for base in kind.__mro__ if "forward" in vars(base))
-
-
-def _mark(module: Any, mlp: DenseMlp) -> Patch:
-    value = (mlp.name, mlp.out, mlp.reduces)
-    return _Mark(Seam(f"{type(module).__module__}:{MARK}", absent=True), lambda _: value, module)
 
 
 def _nothing(*_: Any) -> None:

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
 from vllm_ascend.ops.linear import (
     AscendColumnParallelLinear,
     AscendMergedColumnParallelLinear,
@@ -66,6 +71,7 @@ def find(model: Any) -> Iterator[tuple[Any, DenseMlp | LeftAlone]]:
     for name, module in model.named_modules():
         kinds = [type(child) for child in module.children()]
         both = all(any(issubclass(kind, base) for kind in kinds) for base in (ColumnParallelLinear, RowParallelLinear))
+        both = both and not any(issubclass(kind, QKVParallelLinear) for kind in kinds)  # that is attention
         kind = type(module).__qualname__
         if name in mixtures:
             yield module, LeftAlone(name, kind, "is a mixture of experts")

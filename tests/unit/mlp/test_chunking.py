@@ -82,7 +82,7 @@ def test_narrow_mlps_gain_nothing():
     ("old", "new"),
     [
         ("    most = max(most, FEWEST_ROWS)", "    most = max(most, 1)"),
-        ("        most = min(most, budget // widths.transient_bytes)", "        most = budget // widths.transient_bytes"),
+        ("most = min(most, budget // widths.transient_bytes)", "most = budget // widths.transient_bytes"),
         ("    return -(-rows // parts)", "    return most"),
         (" - rows * widths.out * widths.itemsize", ""),
     ],
