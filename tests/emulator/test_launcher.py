@@ -139,7 +139,7 @@ class TestRefusals:
 
     def test_a_wrong_choice_of_kernels(self):
         line = one_line(launch("--", "true", NPU_EMU_KERNELS="fast"), 1)
-        assert line.endswith("NPU_EMU_KERNELS='fast': accepted are 'reference' and 'none'")
+        assert line.endswith("NPU_EMU_KERNELS='fast': accepted are 'reference', 'triton' and 'none'")
 
 
 def test_nothing_of_the_site_folder_is_installed_at_the_top_level():

@@ -107,6 +107,6 @@ def refuse_settings(base: Mapping[str, str]) -> None:
 
 def _kernels_wanted(base: Mapping[str, str]) -> bool:
     value = base.get(KERNELS_VARIABLE, "reference")
-    if value not in ("reference", "none"):
-        raise EmulatorRefused(f"{KERNELS_VARIABLE}={value!r}: accepted are 'reference' and 'none'")
-    return value == "reference"
+    if value not in ("reference", "triton", "none"):
+        raise EmulatorRefused(f"{KERNELS_VARIABLE}={value!r}: accepted are 'reference', 'triton' and 'none'")
+    return value != "none"

@@ -18,11 +18,12 @@ device build takes is narrower: :data:`DEVICE_LIMITS`, :func:`limit_violations`,
 from __future__ import annotations
 
 from .cascade import cascade_prefix, cascade_suffix, prefix_splits
+from .definitions import FOREIGN_DEFINITIONS
 from .errors import DeviceLimitError, OpContractError, OpDefinitionError, TritonUnavailableError
 from .limits import DEVICE_LIMITS, DeviceLimits, check_device_limits, limit_violations
 from .merge import lse_merge, merge_partials
 from .partial_merge import attention_merge, attention_merge_stack
-from .registration import define, definition, is_ours, register
+from .registration import define, definition, is_ours, register, registered
 from .schemas import (
     ATTENTION_MERGE,
     ATTENTION_MERGE_STACK,
@@ -44,6 +45,7 @@ __all__ = [
     "CASCADE_PREFIX",
     "CASCADE_SUFFIX",
     "DEVICE_LIMITS",
+    "FOREIGN_DEFINITIONS",
     "LSE_REPLICAS",
     "MERGE",
     "OWN_SCHEMAS",
@@ -67,7 +69,5 @@ __all__ = [
     "merge_partials",
     "prefix_splits",
     "register",
+    "registered",
 ]
-
-#: Ops that were defined by somebody else when this package was imported, and where.
-FOREIGN_DEFINITIONS = define()

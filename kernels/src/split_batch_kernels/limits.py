@@ -10,7 +10,16 @@ from typing import Any
 from torch import Tensor
 
 from .errors import DeviceLimitError
-from .schemas import MERGE, OUT_BFLOAT16, OUT_FLOAT32, STAGE1
+from .schemas import (
+    ATTENTION_MERGE,
+    ATTENTION_MERGE_STACK,
+    CASCADE_PREFIX,
+    CASCADE_SUFFIX,
+    MERGE,
+    OUT_BFLOAT16,
+    OUT_FLOAT32,
+    STAGE1,
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,7 @@ class DeviceLimits:
         head_sizes: the head sizes taken; empty: those of ``head_size_multiple_of`` up to ``head_size_max``.
         page_sizes: tokens per page of the cache.
         divisible_heads: the query heads must be a multiple of the key-value heads.
+        group_max: query heads per key-value head.
         scale_is_rsqrt_head_size: the softmax scale is fixed at ``1 / sqrt(D)``; a layer with another one cannot use it.
         exercised_heads: (query heads, key-value heads) pairs that the device build has been run with.
     """
@@ -32,9 +42,25 @@ class DeviceLimits:
     head_size_max: int | None = None
     page_sizes: tuple[int, ...] = ()
     divisible_heads: bool = False
+    group_max: int | None = None
     scale_is_rsqrt_head_size: bool = False
     exercised_heads: tuple[tuple[int, int], ...] = ()
 
+
+_HALVES = ("bfloat16", "float16")
+_OWN_ATTENTION = DeviceLimits(
+    dtypes=MappingProxyType({"query": _HALVES, "key_cache": _HALVES, "value_cache": _HALVES}),
+    head_size_multiple_of=16,
+    head_size_max=128,
+    divisible_heads=True,
+    group_max=64,
+)
+_FLOATS = ("bfloat16", "float16", "float32")
+_OWN_MERGE = DeviceLimits(
+    dtypes=MappingProxyType({"o1": _FLOATS, "o2": _FLOATS, "outs": _FLOATS, "out": _FLOATS}),
+    head_size_multiple_of=16,
+    head_size_max=128,
+)
 
 DEVICE_LIMITS: Mapping[str, DeviceLimits] = MappingProxyType(
     {
@@ -54,6 +80,12 @@ DEVICE_LIMITS: Mapping[str, DeviceLimits] = MappingProxyType(
             # A tile of 32 rows no longer fits the unified buffer above this, which the device build does not check.
             head_size_max=384,
         ),
+        # Our own ops: what `make check-kernels` compiles and what fits the buffers of a core. The matrix unit takes no
+        # float32; above head size 128 the tiles of 64 query rows, and of 32 rows of a merge, do not fit.
+        CASCADE_PREFIX: _OWN_ATTENTION,
+        CASCADE_SUFFIX: _OWN_ATTENTION,
+        ATTENTION_MERGE: _OWN_MERGE,
+        ATTENTION_MERGE_STACK: _OWN_MERGE,
     }
 )
 
@@ -106,6 +138,10 @@ def limit_violations(op: str, **facts: Any) -> tuple[str, ...]:
     heads, kv_heads = facts.get("num_heads"), facts.get("num_kv_heads")
     if limits.divisible_heads and heads is not None and kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
         found.append(f"{heads} query heads are no multiple of {kv_heads} key-value heads")
+    elif limits.group_max and heads and kv_heads and heads // kv_heads > limits.group_max:
+        found.append(
+            f"{heads // kv_heads} query heads share a key-value head, the device build takes at most {limits.group_max}"
+        )
     return tuple(found)
 
 
@@ -146,7 +182,32 @@ def _merge_facts(o1: Tensor, o2: Tensor, lse1: Tensor, lse2: Tensor, out_code: i
     return {"dtypes": {"o1": o1.dtype, "o2": o2.dtype, "out": out}, "head_size": o1.shape[-1]}
 
 
-_FACTS_OF_CALL: dict[str, Callable[..., dict[str, Any]]] = {STAGE1: _stage1_facts, MERGE: _merge_facts}
+def _cascade_facts(query: Tensor, key_cache: Tensor, value_cache: Tensor, *_: Any, **__: Any) -> dict[str, Any]:
+    return {
+        "dtypes": {"query": query.dtype, "key_cache": key_cache.dtype, "value_cache": value_cache.dtype},
+        "head_size": query.shape[-1],
+        "page_size": key_cache.shape[1],
+        "num_heads": query.shape[1],
+        "num_kv_heads": key_cache.shape[2],
+    }
+
+
+def _attention_merge_facts(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> dict[str, Any]:
+    return {"dtypes": {"o1": o1.dtype, "o2": o2.dtype}, "head_size": o1.shape[-1]}
+
+
+def _stack_facts(outs: Tensor, lses: Tensor) -> dict[str, Any]:
+    return {"dtypes": {"outs": outs.dtype}, "head_size": outs.shape[-1]}
+
+
+_FACTS_OF_CALL: dict[str, Callable[..., dict[str, Any]]] = {
+    STAGE1: _stage1_facts,
+    MERGE: _merge_facts,
+    CASCADE_PREFIX: _cascade_facts,
+    CASCADE_SUFFIX: _cascade_facts,
+    ATTENTION_MERGE: _attention_merge_facts,
+    ATTENTION_MERGE_STACK: _stack_facts,
+}
 
 
 def _either(values: tuple[int, ...]) -> str:

@@ -159,6 +159,11 @@ def register(
         _library(op).impl(op, function if adapt is None else adapt(op, function), dispatch_key)
 
 
+def registered(dispatch_key: str, ops: Iterable[str]) -> bool:
+    """Whether every op has an implementation for a dispatch key, no matter whose."""
+    return all(torch._C._dispatch_has_kernel_for_dispatch_key(op, dispatch_key) for op in ops)
+
+
 def _registered_here(op: str, dispatch_key: str) -> bool:
     line = re.search(rf"^{re.escape(dispatch_key)}: (.*)$", torch._C._dispatch_dump(op), re.MULTILINE)
     return line is not None and __file__ in line.group(1)

@@ -17,6 +17,7 @@ from torch_npu import emulator
 from torch_npu.emulator import counters as _counters
 from torch_npu.emulator import oplog as _oplog
 from torch_npu.host import absent_packages as _absent_packages
+from torch_npu.host import cascade_ops as _cascade_ops
 from torch_npu.host import row_ops as _row_ops
 from torch_npu.host import triton_kernels as _triton_kernels
 
@@ -28,6 +29,7 @@ from torch_npu.host import vllm_ascend as _vllm_ascend  # noqa: E402
 
 _triton_kernels.install()
 _row_ops.install()
+_cascade_ops.install()
 _vllm_ascend.install()
 _counters.start()
 _oplog.start()

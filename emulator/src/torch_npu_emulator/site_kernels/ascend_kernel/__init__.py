@@ -1,8 +1,9 @@
-"""Stand-in for the kernel wheel: the reference operators of split_batch_kernels, for the emulated NPU.
+"""Stand-in for the kernel wheel: the operators of split_batch_kernels, for the emulated NPU.
 
 Importing it gives ``torch.ops.npu.fa_fp32_stage1`` and ``torch.ops.npu.lse_merge`` kernels for npu tensors. Each call
 is counted and logged like the device's own operators. ``NPU_EMU_DEVICE_LIMITS=1`` enforces what the device build takes
-(head size, page size, dtypes, ...). ``NPU_EMU_KERNELS=none`` leaves the package out.
+(head size, page size, dtypes, ...). ``NPU_EMU_KERNELS=reference`` (default) serves the reference operators, ``triton``
+this project's Triton kernels in Triton's interpreter (slow: for proof), and ``none`` leaves the package out.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ENFORCES_DEVICE_LIMITS: bool = settings.DEVICE_LIMITS
 
 
 def _adapt(op: str, implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """The reference with the device's limits, and with what a call means for the counters and the log."""
+    """An operator with the device's limits, and with what a call means for the counters and the log."""
 
     @functools.wraps(implementation)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -85,7 +86,12 @@ def _after_merge(op: str, result: torch.Tensor) -> torch.Tensor:
     return result
 
 
-# The reference runs under the emulation's key, on CPU tensors that share the memory of the call's npu tensors.
-split_batch_kernels.register("PrivateUse2", _adapt)
+# It runs under the emulation's key, on CPU tensors that share the memory of the call's npu tensors.
+split_batch_kernels.register(
+    "PrivateUse2",
+    _adapt,
+    implementation=os.environ.get("NPU_EMU_KERNELS", "reference"),
+    ops=split_batch_kernels.SCHEMAS,
+)
 for _op in split_batch_kernels.SCHEMAS:
     _backend.bind(*_op.split("::"))

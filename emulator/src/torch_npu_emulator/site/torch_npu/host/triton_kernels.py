@@ -125,7 +125,7 @@ def _run_on_host(interpreter: types.ModuleType) -> None:
     interpreter.InterpretedFunction.run = run_on_host
 
 
-def _import_gluon_early() -> None:
+def import_gluon_early() -> None:
     """The host puts empty stub modules in place of gluon where it is imported before torch; the real ones must win."""
     for name in [name for name in sys.modules if name.startswith("triton.experimental")]:
         if getattr(sys.modules[name], "__spec__", None) is None:
@@ -141,6 +141,6 @@ def install() -> None:
     if importlib.util.find_spec("triton") is None:
         raise settings.SettingError("NPU_EMU_TRITON=interpreter needs the triton package: pip install triton==3.9.0")
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    _import_gluon_early()
+    import_gluon_early()
     after_import("vllm.triton_utils", _serve_interpreter)
     after_import("triton.runtime.interpreter", _run_on_host)
