@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .engines import Batch
+
 VOCABULARY = 512
 HEAD = 64
 POSITIONS = 4096
@@ -71,3 +73,20 @@ def build(name: str, folder: Path, dtype: str = "float32") -> Path:
         network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON, rope_parameters=scaling))
     network.to(getattr(torch, dtype)).eval().save_pretrained(target)
     return target
+
+
+def greedy(path: Path, batch: Batch, name: str) -> list[list[int]]:
+    """transformers' greedy continuation of every prompt, one at a time, float32 on the CPU: the reference."""
+    import torch
+    import transformers
+
+    kind = transformers.Qwen3VLForConditionalGeneration if name == "mrope" else transformers.LlamaForCausalLM
+    network: Any = kind.from_pretrained(path, dtype=torch.float32).eval()
+    texts = []
+    with torch.inference_mode():
+        for prompt in batch.prompts:
+            ids = torch.tensor([prompt])
+            settings = {"max_new_tokens": batch.tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+            output = network.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+            texts.append(output[0, len(prompt) :].tolist())
+    return texts

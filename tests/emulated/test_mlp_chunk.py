@@ -1,0 +1,118 @@
+"""mlp-chunk through the real host: stock tokens, a lower peak, decode never cut; eager, compiled and on two ranks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.proofs import Facts
+
+from . import tiny_models
+from .engines import Batch, Result
+from .prompts import shared_prefix_batch
+from .switched_on import SWITCHED_ON
+
+pytestmark = [pytest.mark.emulated, pytest.mark.slow]
+
+CARRIER = "mlp-chunk"
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+#: Wide enough that the MLP's intermediate results are what a prefill's peak is made of.
+MODEL = replace(tiny_models.QWEN2, name="qwen2-wide", intermediate=2048)
+DECODING = 140
+
+
+def short_prompts() -> Batch:
+    """So many requests that a decode step of them has more rows than a part and than the threshold."""
+    rng = random.Random(21)
+    return Batch(tuple(tuple(rng.randrange(3, MODEL.vocabulary) for _ in range(8)) for _ in range(DECODING)), 4)
+
+
+BATCHES = [
+    shared_prefix_batch(requests=6, prefix=300, tokens=12, vocabulary=MODEL.vocabulary, seed=9, suffix=(5, 300)),
+    short_prompts(),
+]
+ENGINE: dict[str, Any] = {"max_num_seqs": DECODING, "enable_prefix_caching": False}
+ON = SWITCHED_ON[CARRIER] | {"VLLM_HUST_MLP_CHUNK_MIN_TOKENS": "130"}
+COMPILED: dict[str, Any] = {
+    "enforce_eager": False,
+    "compilation_config": {"mode": 3, "cudagraph_mode": "NONE", "custom_ops": ["all"]},
+}
+
+
+@pytest.fixture
+def run(engines, build_model):
+    def start(env: dict[str, str], **engine: Any) -> Result:
+        alone = {} if "tensor_parallel_size" in engine else ONE_PROCESS
+        return engines.run(build_model(MODEL), BATCHES, env=alone | env, engine=ENGINE | engine)
+
+    return start
+
+
+def launches(result: Result, name: str) -> int:
+    return sum(counters["launches"].get(name, 0) for counters in result.counters)
+
+
+def peak(result: Result) -> int:
+    return max(counters["memory"]["peak"] for counters in result.counters)
+
+
+def decode_is_whole_and_prefill_in_two(entry: dict[str, Any], stock: Result, result: Result) -> None:
+    """The activation ran once more for every MLP that was cut, and for nothing else."""
+    assert entry["engaged"] > 0
+    assert entry["reasons"]["decode"] >= 3 * MODEL.layers
+    assert set(entry["reasons"]) <= {"decode", "below_min_tokens"}
+    assert entry["engaged"] + sum(entry["reasons"].values()) == entry["calls"]
+    assert launches(result, "npu::npu_swiglu") - launches(stock, "npu::npu_swiglu") == entry["engaged"]
+
+
+@pytest.mark.proof(CARRIER)
+def test_tokens_are_stocks_and_the_peak_is_lower(run, proof: Facts):
+    stock, result = run({}), run(ON)
+    entry = proof.engine(result)
+    assert result.tokens == stock.tokens
+    assert (entry["state"], entry["failures"]) == ("installed", {})
+    assert entry["counters"]["mlps"] == MODEL.layers
+    decode_is_whole_and_prefill_in_two(entry, stock, result)
+    saved = peak(stock) - peak(result)
+    proof.number("peak_bytes", peak(result))
+    proof.number("stock_peak_bytes", peak(stock))
+    assert saved > 4 << 20
+    # What it says it saves is a lower bound of what one MLP saves; the peak of a step may lie elsewhere.
+    assert entry["counters"]["peak_bytes_saved"] > saved / 3
+
+
+def test_compiled_code_decides_when_it_runs(run, tmp_path_factory):
+    """VLLM_COMPILE traces once, in the profiling run of 2,048 rows, and drops its guards: decode stays whole."""
+    cache = {"VLLM_CACHE_ROOT": str(tmp_path_factory.mktemp("compiled"))}
+    stock, result = run({}), run(ON | cache, **COMPILED)
+    entry = result.carrier(CARRIER)
+    assert result.tokens == stock.tokens
+    assert entry["failures"] == {}
+    assert entry["engaged"] > 0
+    assert entry["reasons"]["decode"] >= 3 * MODEL.layers
+    assert set(entry["reasons"]) <= {"decode", "below_min_tokens"}
+
+
+def test_two_ranks_sum_once(run):
+    stock, result = run({}, tensor_parallel_size=2), run(ON, tensor_parallel_size=2)
+    assert result.tokens == stock.tokens
+    entry = result.carrier(CARRIER)
+    assert entry["engaged"] > 0
+    assert entry["failures"] == {}
+    ranks = [c for report in result.reports for c in report["carriers"] if c["engaged"]]
+    assert len(ranks) == 2
+    assert ranks[0]["engaged"] == ranks[1]["engaged"]
+    sums = [{name: n for name, n in launch(r).items() if "allreduce" in name} for r in (stock, result)]
+    assert sums[0] == sums[1]
+    assert sum(sums[0].values()) > 0
+
+
+def launch(result: Result) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for counters in result.counters:
+        for name, count in counters["launches"].items():
+            total[name] = total.get(name, 0) + count
+    return total
