@@ -167,8 +167,8 @@ def show(title: str, measured: dict[str, Any]) -> None:
         said = f"  {door['error']}" if door["error"] else ""
         print(f"  {door['name']:28} {door['import_ms']:9.2f} ms {door['load_ms']:9.3f} ms{said}")
     print(
-        f"  together {measured['total_ms']:.2f} ms ({measured['cpu_ms']:.2f} ms of the processor); modules added: {measured['added_modules']}, "
-        f"{len(measured['foreign_modules'])} of them foreign"
+        f"  together {measured['total_ms']:.2f} ms ({measured['cpu_ms']:.2f} ms of processor time); "
+        f"modules added: {measured['added_modules']}, {len(measured['foreign_modules'])} of them foreign"
     )
 
 
