@@ -14,6 +14,7 @@ from vllm_ascend_split_batch.host_model.admission import (
     ShortRequestFirstSettings,
     admission_rules,
 )
+from vllm_ascend_split_batch.host_model.load_balance import RankRequests
 
 STEPS = 48
 
@@ -65,12 +66,16 @@ class EngineCase:
     Attributes:
         times: of each step, seconds.
         connector: "none", "without hook", "saves" or "refuses": what happens to victims.
+        balance: after each step, what the other ranks hold where the ranks balance, else None; empty: they never do.
+        bubble_threshold: of the balance.
     """
 
     settings: EngineSettings
     requests: tuple[RequestSpec, ...]
     times: tuple[float, ...]
     connector: str = "none"
+    balance: tuple[tuple[RankRequests, ...] | None, ...] = ()
+    bubble_threshold: float = 1.0
 
 
 @dataclass
@@ -145,6 +150,35 @@ def generate_connected(release: HostRelease, seed: int, count: int) -> list[Engi
     """That many engines with a connector; most run the recompute scheduler."""
     source = random.Random(f"connected {seed}")
     return [_connected(source, release) for _ in range(count)]
+
+
+def generate_balanced(release: HostRelease, seed: int, count: int) -> list[EngineCase]:
+    """That many ranks of a balanced deployment; none where the release does not balance."""
+    source = random.Random(f"balanced {seed}")
+    return [_balanced(source, release) for _ in range(count if admission_rules(release).has_load_balancing else 0)]
+
+
+def _balanced(source: random.Random, release: HostRelease) -> EngineCase:
+    recompute = source.random() < 0.5
+    policy = source.choice(["fcfs", "fcfs", "priority"])
+    settings = _settings(source, release, policy, asynchronous=False, recompute=recompute)
+    balance: list[tuple[RankRequests, ...] | None] = []
+    for _ in range(STEPS):
+        ranks = []
+        for _ in range(source.randint(1, 2)):
+            running = tuple(source.randint(1, 8) for _ in range(source.randint(0, 6)))
+            ranks.append(RankRequests(running, tuple(source.randint(1, 8) for _ in range(source.randint(0, 3)))))
+        balance.append(tuple(ranks) if source.random() < 0.8 else None)
+    return EngineCase(
+        settings,
+        _requests(source, settings, connected=True),
+        _times(source),
+        source.choice(["none", "saves", "refuses", "without hook"])
+        if not recompute
+        else source.choice(["saves", "refuses"]),
+        tuple(balance),
+        source.choice([0.1, 0.5, 1.0, 3.0]),
+    )
 
 
 def _engine(source: random.Random, release: HostRelease) -> EngineCase:

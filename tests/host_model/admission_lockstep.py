@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.host_model.admission_cases import EngineCase, Script
 from vllm_ascend_split_batch.host_model.admission import Engine, Policy, Request
+from vllm_ascend_split_batch.host_model.load_balance import BalancedScheduler, exchanged, plan
 from vllm_ascend_split_batch.host_model.padding import HostFailure
 from vllm_ascend_split_batch.host_model.recovery import RECOMPUTED
 from vllm_ascend_split_batch.host_model.remote_kv import Connector, RemoteTokens
@@ -29,7 +30,10 @@ class ScriptedConnector(Connector):
 def run_model(case: EngineCase) -> list[Any]:
     """One entry a step."""
     script = Script(case)
-    engine = Engine(case.settings, None if case.connector == "none" else ScriptedConnector(script))
+    connector = None if case.connector == "none" else ScriptedConnector(script)
+    engine = Engine(case.settings, connector)
+    if case.balance:
+        engine.scheduler = BalancedScheduler(case.settings, connector)
     requests = {spec.request_id: spec.request() for spec in case.requests}
     told = []
     for number, now in enumerate(case.times):
@@ -44,7 +48,24 @@ def run_model(case: EngineCase) -> list[Any]:
             told.append(_step(engine, requests, script, now))
         except HostFailure:
             return [*told, FAILED]
+        if case.balance:
+            told.append(_balance(case, engine.scheduler, script, number))
     return told
+
+
+def _balance(case: EngineCase, scheduler: Any, script: Script, number: int) -> Any:
+    others = case.balance[number]
+    scheduler.plan = None
+    if others is None:
+        return None
+    own = scheduler.prepare(prefetch=True)
+    for request in scheduler.prefetched:
+        script.started(request.request_id, scheduler.blocks.blocks_for(request.computed))
+    places = case.settings.max_num_seqs
+    plans = plan(exchanged([own, *others], places), max_num_seqs=places, bubble_threshold=case.bubble_threshold)
+    scheduler.plan = plans[0]
+    skipped = [[request.request_id, request.status.name] for request in scheduler.skipped]
+    return [[[rank.out, rank.into, rank.freeze] for rank in plans], skipped]
 
 
 def _step(engine: Engine, requests: dict[str, Request], script: Script, now: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Started by `test_admission_host.py` on the emulated NPU.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import sys
@@ -27,10 +28,14 @@ from tests.host_model.host_scheduler import (  # isort: skip
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
-from tests.host_model.admission_cases import EngineCase, Script, generate_connected, generate_engines
+from tests.host_model.admission_cases import EngineCase, Script, generate_balanced, generate_connected, generate_engines
 from vllm_ascend_split_batch.host_model.admission import HostRelease, Policy
 
 FAILED = "failure"
+if importlib.util.find_spec("vllm_ascend.core.dyntra_lb_scheduler") is not None:
+    from vllm_ascend.core.dyntra_lb_scheduler import get_dyntra_lb_request_block_num
+    from vllm_ascend.patch.platform.patch_dyntra_lb_core import DyntraLBDPEngineCoreProc
+
 CLOCK = SimpleNamespace(now=0.0)
 
 
@@ -41,7 +46,7 @@ def run_host(case: EngineCase) -> list[Any]:
     if case.connector != "none":
         connector = ScriptedConnector(script.matched, None if case.connector == "without hook" else script.offload)
     with surroundings(case.settings, connector):
-        return drive(case, make_scheduler(case.settings, connector), script)
+        return drive(case, make_scheduler(case.settings, connector, balanced=bool(case.balance)), script)
 
 
 def drive(case: EngineCase, scheduler: Any, script: Script) -> list[Any]:
@@ -62,22 +67,56 @@ def drive(case: EngineCase, scheduler: Any, script: Script) -> list[Any]:
                 raise
             return [*told, FAILED]
         told.append(entry)
+        if case.balance:
+            told.append(balance(case, scheduler, script, number))
     return told
 
 
+def balance(case: EngineCase, scheduler: Any, script: Script, number: int) -> Any:
+    """What the engine core does between two steps, with the other ranks' requests given."""
+    others = case.balance[number]
+    scheduler._lb_kv_prefetch_enabled = others is not None
+    scheduler.modifications, scheduler.lb_freeze = None, False
+    if others is None:
+        return None
+    waiting = scheduler.prepare_dyntra_lb_step()
+    note_loads(case, scheduler, script)
+    loads = [
+        [get_dyntra_lb_request_block_num(scheduler, request) for request in requests]
+        for requests in (scheduler.running, waiting)
+    ]
+    places = case.settings.max_num_seqs
+    slots = 2 * places
+    ranks = []
+    for running, queued in [loads, *((list(rank.running), list(rank.waiting)) for rank in others)]:
+        taken = min(len(running), slots)
+        listed = running[:taken] + queued[: slots - taken]
+        ranks.append((listed + [0] * (slots - len(listed)), taken))
+    plans = DyntraLBDPEngineCoreProc._balance_load(
+        ranks, len(ranks), max_num_seqs=places, threshold=case.bubble_threshold
+    )
+    scheduler.modifications = plans[0]
+    skipped = [[request.request_id, request.status.name] for request in scheduler.skipped_waiting]
+    return [[[plan["out_blk"], plan["in_blk"], plan["freeze"]] for plan in plans], skipped]
+
+
+def note_loads(case: EngineCase, scheduler: Any, script: Script) -> None:
+    if scheduler.connector is None:
+        return
+    for request_id in scheduler.connector.started:
+        computed = scheduler.requests[request_id].num_computed_tokens
+        script.started(request_id, -(-computed // case.settings.block_size))
+    scheduler.connector.started.clear()
+
+
 def step(case: EngineCase, scheduler: Any, outputs: Outputs, script: Script, before: Any) -> tuple[Any, Any]:
-    connector = scheduler.connector
     lost = {request_id: request.num_preemptions for request_id, request in scheduler.requests.items()}
     scheduled = scheduler.schedule()
     preempted = [
         request_id for request_id, request in scheduler.requests.items() if request.num_preemptions > lost[request_id]
     ]
     tokens = outputs.of(scheduler, scheduled)
-    for request_id in connector.started if connector is not None else ():
-        computed = scheduler.requests[request_id].num_computed_tokens
-        script.started(request_id, -(-computed // case.settings.block_size))
-    if connector is not None:
-        connector.started.clear()
+    note_loads(case, scheduler, script)
     failed, ended = script.report()
     invalid = set()
     for request_id, block in failed.items():
@@ -142,6 +181,7 @@ def main(release: str, seed: str, counts: str, result: str) -> None:
     line, number, wanted = HostRelease(release), int(seed), json.loads(counts)
     engines = generate_engines(line, number, wanted["engines"])
     connected = generate_connected(line, number, wanted["connected"])
+    balanced = generate_balanced(line, number, wanted["balanced"])
     clock = SimpleNamespace(monotonic=lambda: CLOCK.now)
     patches = []
     try:
@@ -155,6 +195,7 @@ def main(release: str, seed: str, counts: str, result: str) -> None:
     answers = {
         "engines": [run_host(case) for case in engines],
         "connected": [run_host(case) for case in connected],
+        "balanced": [run_host(case) for case in balanced],
     }
     Path(result).write_text(json.dumps(answers))
 

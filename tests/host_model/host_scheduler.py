@@ -101,8 +101,16 @@ def vllm_config(settings: EngineSettings, connector: bool) -> Any:
     )
 
 
-def scheduler_class(settings: EngineSettings) -> type:
+def scheduler_class(settings: EngineSettings, balanced: bool) -> type:
     """The class that the host would make of these settings."""
+    if balanced:
+        from vllm_ascend.core import dyntra_lb_scheduler
+
+        return (
+            recompute_scheduler.DyntraLBRecomputeScheduler
+            if settings.recompute
+            else dyntra_lb_scheduler.DyntraLBScheduler
+        )
     if settings.recompute:
         name = "AsyncRecomputeScheduler" if settings.asynchronous else "RecomputeScheduler"
         found: type = getattr(recompute_scheduler, name)
@@ -151,11 +159,11 @@ def surroundings(settings: EngineSettings, connector: Any = None) -> Iterator[No
         yield
 
 
-def make_scheduler(settings: EngineSettings, connector: Any = None) -> Any:
+def make_scheduler(settings: EngineSettings, connector: Any = None, *, balanced: bool = False) -> Any:
     """A scheduler of the host, to be used within its `surroundings`."""
     spec = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**spec))]
-    return scheduler_class(settings)(
+    return scheduler_class(settings, balanced)(
         vllm_config=vllm_config(settings, connector is not None),
         kv_cache_config=KVCacheConfig(num_blocks=settings.num_blocks, kv_cache_tensors=[], kv_cache_groups=groups),
         structured_output_manager=Configuration(

@@ -31,11 +31,6 @@ class Waiting:
     def stopped(self, request: Request) -> None:
         """A request stopped by itself."""
 
-    def admits(self, request: Request) -> bool:
-        """Whether the policy lets this request be admitted in this step; else it is passed over."""
-        del request
-        return True
-
 
 class BatchJobs(Waiting):
     """BatchJobAware learns from requests that stop, and counts blocks anew at each step."""

@@ -72,6 +72,16 @@ class Scheduler:
         self._watermark = int(settings.watermark * settings.num_blocks)
         self._prefilling: dict[Request, None] = {}  # with blocks still to come, loads included
 
+    # What a balanced scheduler does otherwise.
+
+    def begin(self, now: float) -> None:
+        """A step is about to be scheduled."""
+
+    def admits(self, request: Request) -> bool:
+        """Whether a waiting request may be admitted in this step; else it is passed over."""
+        del request
+        return True
+
     # What enters and leaves.
 
     def add(self, request: Request, now: float) -> None:
@@ -99,6 +109,7 @@ class Scheduler:
             TooManyJobs: so it does.
         """
         step = ScheduledStep()
+        self.begin(now)
         self.policy.step_begins()
         budget = self.running_pass.schedule(step, now)
         self.stopped_for_blocks = False
@@ -181,7 +192,7 @@ class Scheduler:
                 break
             request = queue.peek(now)
             waits = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS and not self.loads.try_promote(request)
-            if waits or not self.policy.admits(request):
+            if waits or not self.admits(request):
                 passed_over.append(queue.pop(now))
                 continue
             found = remote = 0
@@ -199,7 +210,11 @@ class Scheduler:
                 tokens = self._first_chunk(request, found, remote, budget)
                 if tokens == 0:
                     break
-            if not self._allocate(request, found, remote, tokens, loading=asynchronous):
+            # A load makes no progress of its own: it must not take what requests under way will need.
+            reserves = asynchronous and (self.settings.rules.recompute_reserves or not self.settings.recompute)
+            reserved = sum(self._blocks_to_come(other) for other in self._prefilling) if reserves else 0
+            margin = self._watermark if len(self.running) and not request.status.is_finished else 0
+            if not self._allocate(request, found, remote, tokens, margin=margin, reserved=reserved):
                 self.stopped_for_blocks = True
                 break
             if self.connector is not None:
@@ -207,8 +222,7 @@ class Scheduler:
             queue.pop(now)
             computed = request.computed + found * self.settings.block_size + remote
             if asynchronous:
-                self.loads.start(request, computed)
-                self._prefilling[request] = None
+                self._start_load(request, computed)
                 passed_over.append(request)
                 step.result.loading.append(request)
                 continue
@@ -245,28 +259,39 @@ class Scheduler:
             return 0
         return min(tokens, budget)
 
-    def _allocate(self, request: Request, found: int, remote: int, tokens: int, *, loading: bool) -> bool:
-        """Give a waiting request its first blocks; False where too few are free."""
+    def _allocate(
+        self, request: Request, found: int, remote: int, tokens: int, *, margin: int, reserved: int = 0
+    ) -> bool:
+        """Give a waiting request its first blocks, beyond a margin; False where too few are free.
+
+        Args:
+            request: waits.
+            found: blocks of it that are found again.
+            remote: tokens of it that come from elsewhere.
+            tokens: to compute in this step; 0: it is loaded first.
+            margin: blocks to leave free.
+            reserved: more of them, unless the whole prompt is asked for.
+        """
         blocks, longest = self.blocks, self.settings.max_model_len
         held = request.blocks + found
-        margin = self._watermark if len(self.running) and not request.status.is_finished else 0
         if self.settings.reserve_full_prompt:
             whole = max(blocks.blocks_for(min(request.num_tokens, longest)) - held, 0) + found
             if whole + margin > blocks.free:
                 return False
         computed = request.computed + found * blocks.block_size + remote
         new = max(blocks.blocks_for(min(computed + tokens, longest)) - held, 0)
-        # A load makes no progress of its own: it must not take what requests under way will need.
-        reserves = loading and (self.settings.rules.recompute_reserves or not self.settings.recompute)
-        reserved = sum(self._blocks_to_come(other) for other in self._prefilling) if reserves else 0
         if new + found + margin > blocks.free - reserved:
             return False
         if found:
             blocks.reuse(request, found)
         blocks.allocate(new)
         request.blocks = held + new
-        request.hashed_tokens = found * blocks.block_size if loading else min(computed + tokens, request.num_tokens)
+        request.hashed_tokens = min(computed + tokens, request.num_tokens) if tokens else found * blocks.block_size
         return True
+
+    def _start_load(self, request: Request, computed: int) -> None:
+        self.loads.start(request, computed)
+        self._prefilling[request] = None
 
     def _blocks_to_come(self, request: Request) -> int:
         whole = self.blocks.blocks_for(min(request.num_tokens, self.settings.max_model_len))
