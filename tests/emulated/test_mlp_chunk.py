@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.proofs import Facts
-
 from . import tiny_models
 from .engines import Batch, Result
 from .prompts import shared_prefix_batch
@@ -68,17 +66,14 @@ def decode_is_whole_and_prefill_in_two(entry: dict[str, Any], stock: Result, res
     assert launches(result, "npu::npu_swiglu") - launches(stock, "npu::npu_swiglu") == entry["engaged"]
 
 
-@pytest.mark.proof(CARRIER)
-def test_tokens_are_stocks_and_the_peak_is_lower(run, proof: Facts):
+def test_tokens_are_stocks_and_the_peak_is_lower(run):
     stock, result = run({}), run(ON)
-    entry = proof.engine(result)
+    entry = result.worker(CARRIER)
     assert result.tokens == stock.tokens
     assert (entry["state"], entry["failures"]) == ("installed", {})
     assert entry["counters"]["mlps"] == MODEL.layers
     decode_is_whole_and_prefill_in_two(entry, stock, result)
     saved = peak(stock) - peak(result)
-    proof.number("peak_bytes", peak(result))
-    proof.number("stock_peak_bytes", peak(stock))
     assert saved > 4 << 20
     # What it says it saves is a lower bound of what one MLP saves; the peak of a step may lie elsewhere.
     assert entry["counters"]["peak_bytes_saved"] > saved / 3

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.rotary_embedding import (
 from vllm_ascend.ops import rotary_embedding
 
 from vllm_ascend_split_batch.carrier import Context, DictEntry, Patch, Refused, Seam
-from vllm_ascend_split_batch.carrier.guard import NATIVE, Site
+from vllm_ascend_split_batch.carrier.guard import Site
 from vllm_ascend_split_batch.rope_fix_plugin import (
     FORWARD_TRITON,
     LLAMA3,
@@ -75,7 +75,7 @@ class _Repairs:
         found: list[Patch | DictEntry] = []
         if self._needed("yarn"):
             table = self._guard.site("YaRN table")
-            found.append(self._context.patch(YARN_INIT, lambda native: _truncating(native, table)))
+            found.append(self._context.patch(YARN_INIT, lambda native: self._truncating(native, table)))
         if self._needed("mrope"):
             found.append(self._context.patch(FORWARD_TRITON, self._mrope()))
         if registration_done():
@@ -136,6 +136,22 @@ class _Repairs:
         made = scaled_class(Llama3RotaryEmbedding, ordinary, self._guard.site("Llama-3 table"))
         return [DictEntry(Seam(REGISTRY), LLAMA3_KEY, lambda before: made)]
 
+    # YaRN ---------------------------------------------------------------------------------------------------------
+
+    def _truncating(self, native: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        """The host's constructor with `truncate` true where the model does not say."""
+
+        def default(given: dict[str, Any]) -> Any:
+            return self._guard.decline("model_says") if "truncate" in given else {**given, "truncate": True}
+
+        def unchanged(given: dict[str, Any]) -> dict[str, Any]:
+            return given
+
+        def __init__(layer: Any, *args: Any, **kwargs: Any) -> None:
+            native(layer, *args, **site.run(default, unchanged, kwargs))
+
+        return __init__
+
     # M-RoPE -------------------------------------------------------------------------------------------------------
 
     def _mrope(self) -> Callable[[Any], Any]:
@@ -153,21 +169,6 @@ class _Repairs:
             return forward_triton
 
         return factory
-
-
-def _truncating(native: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """The host's constructor with `truncate` true where the model does not say."""
-
-    def default(given: dict[str, Any]) -> Any:
-        return NATIVE if "truncate" in given else {**given, "truncate": True}
-
-    def unchanged(given: dict[str, Any]) -> dict[str, Any]:
-        return given
-
-    def __init__(layer: Any, *args: Any, **kwargs: Any) -> None:
-        native(layer, *args, **site.run(default, unchanged, kwargs))
-
-    return __init__
 
 
 def _nothing() -> None:
