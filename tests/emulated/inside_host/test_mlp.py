@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from vllm_ascend_split_batch.mlp import binding, operator
+from tests.mutants import mutant as mutant
+from vllm_ascend_split_batch.mlp import binding, modules, operator
 from vllm_ascend_split_batch.mlp.modules import LeftAlone, find
 from vllm_ascend_split_batch.mlp_chunk_plugin import BYTES, CHUNKS, MIN_TOKENS, MLP_CHUNK
 
@@ -531,3 +532,69 @@ def test_it_adds_no_copy_and_no_synchronisation(cut):
     for what in ("device_to_host", "host_to_device"):
         assert parts["copies"][what] == stock["copies"][what] == 0
     assert parts["synchronizes"] == parts["implicit_synchronizes"] == 0
+
+
+# Mutants ----------------------------------------------------------------------------------------------------------
+
+
+def facts(cut, monkeypatch) -> list[object]:
+    """What the tests above look at, in one run: equality with stock, rows of the parts, sums over the ranks."""
+    from vllm.model_executor.layers import linear as host_linear
+
+    sums: list[int] = []
+
+    def sum_over_ranks(x):
+        sums.append(x.shape[0])
+        return x * 2
+
+    monkeypatch.setattr(host_linear, "tensor_model_parallel_all_reduce", sum_over_ranks)
+    model = Model(Mlp(bias=True))
+    down = model.layers[0].mlp.down_proj
+    down.tp_size, down.tp_rank = 2, 1
+    with step():
+        stock = model(rows(701)).cpu()
+        cut(model)
+        ran(model)
+        sums.clear()
+        same = torch.allclose(model(rows(701)).cpu(), stock, atol=1e-5)
+    seen: list[object] = [same, ran(model), list(sums)]
+    for context in (step(longest=1), step(graph="FULL"), step(attn_metadata=[{}])):
+        with context:
+            model(rows(700))
+        seen.append(ran(model))
+    return seen
+
+
+RIGHT = [True, [351, 350], [701], [700], [700], [700]]
+
+
+def test_the_facts(cut, monkeypatch):
+    assert facts(cut, monkeypatch) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('return "decode" if longest <= decode_rows else None', "return None"),
+        ('        return "graph"\n', "        pass\n"),
+        ('    if not isinstance(step.attn_metadata, dict):\n        return "unknown_step"\n', "    return None\n"),
+        ("return linear.tensor_model_parallel_all_reduce(result) if mlp.reduces else result", "return result"),
+    ],
+)
+def test_mutants_of_the_binding_are_noticed(cut, monkeypatch, mutant, old, new):
+    monkeypatch.setattr(MLP_CHUNK, "binding", mutant(binding, old, new).__name__)
+    assert facts(cut, monkeypatch) != RIGHT
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    bias = None if down.tp_rank > 0 else down.bias", "    bias = down.bias"),
+        ("    result[:part] = first\n", ""),
+        ("result[start : start + part] = run_rows", "result[start - 1 : start + part - 1] = run_rows"),
+    ],
+)
+def test_mutants_of_the_parts_are_noticed(cut, monkeypatch, mutant, old, new):
+    changed = mutant(modules, old, new)
+    monkeypatch.setattr(binding, "run_parts", changed.run_parts)
+    assert facts(cut, monkeypatch) != RIGHT

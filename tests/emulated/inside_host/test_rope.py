@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.mutants import mutant as mutant
 from vllm_ascend_split_batch.carrier.log import logger
-from vllm_ascend_split_batch.rope import binding, defects
+from vllm_ascend_split_batch.rope import binding, defects, llama3, mrope
 from vllm_ascend_split_batch.rope_fix_plugin import GATE, LLAMA3, MROPE, ROPE_FIX, YARN
 
 from . import rope_oracle
@@ -349,3 +350,49 @@ def test_the_tables_bound_would_notice_another_scaling(change, register, switch_
     right = {"factor": FACTOR, "low": 1.0, "high": 4.0, "original": ORIGINAL}
     exact = rope_oracle.table(rope_oracle.llama3(SIZE, BASE, **(right | change)), POSITIONS)
     assert float((layer.cos_sin_cache.double().cpu() - exact).abs().max()) > 10 * TABLE_ERROR
+
+
+def facts(host, register) -> list[bool]:
+    """What the tests above look at, in one run: the two tables, the record of the first, M-RoPE's result."""
+    register()
+    plain, arguments = rope(LLAMA3_PARAMETERS), mrope_arguments()
+    recorded = host.rope._cos_sin_cache is plain.cos_sin_cache
+    layer = interleaved(host)
+    expected = layer.forward_native(*arguments)
+    rotated = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(layer(*arguments), expected, strict=True))
+    return [
+        isinstance(plain, host.rope.AscendRotaryEmbedding),
+        llama3_error(plain) < TABLE_ERROR,
+        recorded,
+        yarn_error(rope(YARN_PARAMETERS)) < TABLE_ERROR,
+        rotated,
+    ]
+
+
+def test_the_facts(host, triton, register, switch_on):
+    switch_on(ROPE_FIX, GATE)
+    assert facts(host, register) == [True] * 5
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        (llama3, "        (native, ordinary),\n", "        (ordinary, native),\n"),
+        (llama3, "        native.__init__(self, *args, **kwargs)  # type: ignore[misc]\n\n    def build_native", (
+            "        ordinary.__init__(self, *args[:6], **kwargs)\n\n    def build_native"
+        )),
+        (mrope, "        cos, sin = layer", "        sin, cos = layer"),
+        (mrope, '"mrope_section": layer.mrope_section', '"mrope_section": (12, 8, 12)'),
+        (binding, '{**given, "truncate": True}', '{**given, "truncate": False}'),
+        (binding, "        self._context.add(self._registry_entries())\n", ""),
+    ],
+)
+def test_mutants_are_noticed(host, triton, register, switch_on, monkeypatch, mutant, module, old, new):
+    changed = mutant(module, old, new)
+    if module is binding:
+        monkeypatch.setattr(ROPE_FIX, "binding", changed.__name__)
+    else:
+        name = "scaled_class" if module is llama3 else "repaired"
+        monkeypatch.setattr(binding, name, getattr(changed, name))
+    switch_on(ROPE_FIX, GATE)
+    assert facts(host, register) != [True] * 5
