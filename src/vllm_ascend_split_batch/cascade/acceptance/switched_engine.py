@@ -66,7 +66,7 @@ class SwitchedEngine:
         """
         from vllm import LLM
 
-        from vllm_ascend_split_batch.cascade_plugin import CASCADE
+        from vllm_ascend_split_batch.cascade_plugin import CASCADE, CASCADE_GRAPH
 
         settings: dict[str, Any] = {
             "max_num_seqs": size.requests,
@@ -86,7 +86,7 @@ class SwitchedEngine:
                 "cudagraph_capture_sizes": list(capture_sizes),
             }
         self._engine = LLM(model=str(model), **(settings | arguments)).llm_engine
-        self._carrier = CASCADE
+        self._carrier, self._graph_carrier = CASCADE, CASCADE_GRAPH
         if CASCADE.state != "installed":
             raise EngineError(f"cascade-attention is {CASCADE.state} in this engine: {CASCADE.state_reason}")
         self.vocabulary = int(self._engine.model_config.get_vocab_size())
@@ -97,6 +97,16 @@ class SwitchedEngine:
         """Steps that ran two-stage, as "engaged", and reasons of those that did not."""
         guard = self._carrier.guard
         return {"engaged": guard.engaged, **guard.reasons}
+
+    @property
+    def twins_replayed(self) -> int:
+        """Steps that replayed a graph twin."""
+        return self._graph_carrier.guard.engaged
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """What failed in cascade so far, by cause; the host's own path ran in its place."""
+        return {**self._carrier.guard.failures, **self._graph_carrier.guard.failures}
 
     @contextmanager
     def stock(self) -> Iterator[None]:
@@ -115,12 +125,23 @@ class SwitchedEngine:
             batch.step()
         return [batch.texts[name] for name in batch.names]
 
-    def start(self, prompts: Sequence[Sequence[int]], tokens: int) -> Batch:
+    def generate_with_likelihoods(
+        self, prompts: Sequence[Sequence[int]], tokens: int, likeliest: int = 5
+    ) -> list[list[tuple[int, dict[int, float]]]]:
+        """Greedy continuations: per token its id and the log-likelihoods of the `likeliest` ids, its own included."""
+        batch = self.start(prompts, tokens, likeliest)
+        while self._engine.has_unfinished_requests():
+            batch.step()
+        return [list(zip(batch.texts[name], batch.likelihoods[name], strict=True)) for name in batch.names]
+
+    def start(self, prompts: Sequence[Sequence[int]], tokens: int, likeliest: int | None = None) -> Batch:
         """Add requests; they run as `step` is called."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=likeliest
+        )
         names = []
         for prompt in prompts:
             self._requests += 1
@@ -133,20 +154,26 @@ class Batch:
     """Requests that run together.
 
     Attributes:
-        names: of the requests, in order. texts: token ids so far, by name.
+        names: of the requests, in order. texts: token ids so far, by name. likelihoods: likewise, where asked for.
     """
 
     def __init__(self, engine: Any, names: list[str]) -> None:
         self._engine = engine
         self.names = names
         self.texts: dict[str, list[int]] = {name: [] for name in names}
+        self.likelihoods: dict[str, list[dict[int, float]]] = {name: [] for name in names}
 
     def step(self) -> None:
         """One step of the engine."""
         for output in self._engine.step():
             for name in (output.request_id, _original(output.request_id)):
                 if name in self.texts:
-                    self.texts[name] = list(output.outputs[0].token_ids)
+                    text = output.outputs[0]
+                    self.texts[name] = list(text.token_ids)
+                    if text.logprobs is not None:
+                        self.likelihoods[name] = [
+                            {token: entry.logprob for token, entry in step.items()} for step in text.logprobs
+                        ]
 
     def step_until_all_decode(self) -> None:
         """Step until every request has its first token.

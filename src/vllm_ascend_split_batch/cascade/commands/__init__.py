@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 #: Modules of this package, in the order of the help text.
-SUBCOMMANDS = ("explain", "calibrate")
+SUBCOMMANDS = ("explain", "calibrate", "accept")
 PROGRAM = "vllm-hust-ext cascade"
 
 

@@ -50,6 +50,16 @@ def read_dtype(folder: str) -> str:
     return {"half": "float16", "float": "float32"}.get(dtype := _dtype(*_read(folder)), dtype)
 
 
+def read_positions(folder: str) -> int:
+    """The longest sequence, in tokens, that the model in `folder` was made for.
+
+    Raises:
+        CommandError: as `read_shape`.
+    """
+    path, config = _read(folder)
+    return _count(config, "max_position_embeddings", path)
+
+
 def _dtype(path: Path, config: Mapping[str, Any]) -> str:
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     if dtype not in _BYTES:

@@ -1,0 +1,120 @@
+"""What the measurements mean, in sentences for somebody who is no expert. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Verdict:
+    """The answer of the acceptance kit.
+
+    Attributes:
+        accepted: cascade may be used on this device with the measured profile.
+        problems: why not; what to do about it is part of each sentence.
+        findings: what was found to be in order, or is worth knowing.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> bool:
+        return not self.problems
+
+    def text(self) -> str:
+        """The verdict as plain text."""
+        head = (
+            "ACCEPTED: cascade computes what it should on this device, and pays where its profile switches it on."
+            if self.accepted
+            else "NOT ACCEPTED: leave cascade off on this device. Without its switch it changes nothing."
+        )
+        lines = [head, ""]
+        lines += [f"  problem: {sentence}" for sentence in self.problems]
+        lines += [f"  found:   {sentence}" for sentence in self.findings]
+        return "\n".join(lines) + "\n"
+
+
+def judge(results: dict[str, Any]) -> Verdict:
+    """The verdict from the steps' results; a step that did not end well is `{"error": sentence}`.
+
+    Args:
+        results: by name: "kernels", "identity-eager", "identity-graph", "calibration", "serving-eager",
+            "serving-graph". A step that was left out by choice is not there.
+    """
+    verdict = Verdict()
+    for name, result in results.items():
+        if "error" in result:
+            verdict.problems.append(f"{name}: {result['error']}")
+        elif name == "kernels":
+            _kernels(verdict, result)
+        elif name.startswith("identity"):
+            _identity(verdict, result)
+        elif name == "calibration":
+            verdict.findings.append(f"calibration: {result['summary']}")
+    serving = [result for name, result in results.items() if name.startswith("serving") and "error" not in result]
+    if serving:
+        _serving(verdict, serving)
+    return verdict
+
+
+def _kernels(verdict: Verdict, result: dict[str, Any]) -> None:
+    if result["problem"]:
+        verdict.problems.append(
+            f"kernels: {result['problem']}. Texts would be wrong. This is a fault of the kernels or of this CANN "
+            "release: report it with this folder, and try another tier (--tier) or another CANN release."
+        )
+    else:
+        verdict.findings.append(f"kernels: every call form agrees with attention in float64 ({result['kernels']}).")
+
+
+def _identity(verdict: Verdict, result: dict[str, Any]) -> None:
+    mode = result["mode"]
+    if result["failures"]:
+        causes = ", ".join(f"{cause} ({count})" for cause, count in result["failures"].items())
+        verdict.problems.append(f"texts, {mode}: cascade failed and the host's own path ran in its place: {causes}.")
+    if not result["steps_two_stage"]:
+        verdict.problems.append(
+            f"texts, {mode}: no step ran with cascade, so nothing was compared; the engine's log says why."
+        )
+    elif mode == "graph" and not result["twins_replayed"]:
+        verdict.problems.append(f"texts, {mode}: no graph twin was replayed; the engine's log says why.")
+    if result["faults"]:
+        verdict.problems.append(
+            f"texts, {mode}: {result['faults']} of {result['requests']} texts differ by more than a near tie between "
+            "two tokens. Cascade computes something else than stock here: do not use it, and report this folder."
+        )
+    elif result["steps_two_stage"]:
+        verdict.findings.append(
+            f"texts, {mode}: {result['equal']} of {result['requests']} equal stock's, {result['near_ties']} go apart "
+            f"at a near tie; {result['steps_two_stage']} steps ran with cascade."
+        )
+
+
+def _serving(verdict: Verdict, results: list[dict[str, Any]]) -> None:
+    gains = []
+    for result in results:
+        if result["failures"]:
+            count = sum(result["failures"].values())
+            verdict.problems.append(f"speed, {result['mode']}: cascade failed {count} times.")
+        for cell in result["cells"]:
+            name = f"{result['mode']}, {cell['cell']['requests']} requests sharing {cell['cell']['prefix']} tokens"
+            if cell["engaged"] and cell["slower"]:
+                verdict.problems.append(
+                    f"speed: with cascade {1 - cell['speed_up']:.0%} slower than stock ({name}; the measurement's own "
+                    f"noise is {cell['noise']:.0%}). Its profile is wrong there: measure again with the device free."
+                )
+            elif cell["engaged"] and cell["speed_up"] > 1 + cell["noise"]:
+                gains.append((cell["speed_up"], name))
+    if gains:
+        best, name = max(gains)
+        verdict.findings.append(
+            f"speed: faster than stock in {len(gains)} of {sum(len(result['cells']) for result in results)} cells, at "
+            f"best {best:.2f} times ({name})."
+        )
+    elif not any("slower" in problem for problem in verdict.problems):
+        verdict.problems.append(
+            "speed: nowhere faster than stock by more than the noise, so there is nothing to gain here. Try longer "
+            "shared prompts or more requests (--cells), or another tier (--tier)."
+        )

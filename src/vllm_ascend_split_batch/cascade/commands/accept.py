@@ -1,0 +1,218 @@
+"""Check on this machine's device that cascade computes what it should and pays, and write a folder that shows it.
+
+Four things are done, each in a process of its own: the kernels are compared with attention in float64; texts with
+cascade are compared with texts without, eager and in captured graphs; the device is measured into a profile; and with
+that profile both arms are timed in one engine. The verdict is plain text. The device must be free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vllm_ascend_split_batch.cascade.acceptance import folder
+from vllm_ascend_split_batch.cascade.acceptance.verdict import Verdict, judge
+from vllm_ascend_split_batch.cascade.commands import CommandError
+from vllm_ascend_split_batch.cascade.commands.model_config import read_dtype, read_positions, read_shape
+from vllm_ascend_split_batch.cascade.profiles import TIERS
+
+HELP = "is cascade right and worth it on this device: a verdict and a folder of evidence"
+
+MODES = ("eager", "graph")
+BLOCK = 128
+#: Own tokens of a request in the measurements, and what is generated: kept free behind the longest prefix.
+ROOM = 512
+CELLS, QUICK_CELLS = "8x2048,32x2048,32x8192", "4x256,8x512"
+CALIBRATION = ("--batches", "4,16,32,64", "--prefixes", "1024,4096,8192", "--suffixes", "64,512")
+QUICK_CALIBRATION = ("--batches", "4,8", "--prefixes", "256,512", "--suffixes", "64,128", "--seconds", "0.2")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``accept``."""
+    parser.add_argument("--model", required=True, metavar="DIR", help="a model folder that one device can hold")
+    parser.add_argument("--out", metavar="DIR", help="a new folder; default cascade-acceptance-DATE")
+    parser.add_argument("--tier", choices=TIERS, default="wheel", help="kernels; default wheel")
+    parser.add_argument("--modes", type=_modes, default=MODES, metavar="M,M", help="eager, graph; default both")
+    parser.add_argument(
+        "--cells", type=_cells, metavar="NxP,...", help=f"requests x shared tokens to be timed; default {CELLS}"
+    )
+    parser.add_argument("--kv-cache-gib", type=float, metavar="N", help="KV cache; default: what the host takes")
+    parser.add_argument("--quick", action="store_true", help="small batches, short prefixes: does it run at all")
+    parser.add_argument("--fingerprint", default="", help="of a kernel library you built and tested yourself")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and judge; exit status 0 when accepted, 1 when not."""
+    job = _job(options)
+    out = _new_folder(options.out)
+    kit = _Kit(out, job, options)
+    verdict = kit.run()
+    text = verdict.text()
+    (out / "verdict.txt").write_text(text)
+    folder.write_json(
+        out / "verdict.json",
+        {"accepted": verdict.accepted, "problems": verdict.problems, "findings": verdict.findings},
+    )
+    folder.finish(out, text, kit.facts)
+    print(f"\n{text}\nWritten to {out}/ (checksums in {folder.MANIFEST}).")
+    return 0 if verdict.accepted else 1
+
+
+class _Kit:
+    """Runs the steps one after the other; a step that cannot be trusted ends the run."""
+
+    def __init__(self, out: Path, job: dict[str, Any], options: argparse.Namespace) -> None:
+        self._out = out
+        self._job = job
+        self._options = options
+        self.facts: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
+
+    def run(self) -> Verdict:
+        facts = self._step("facts", "facts")
+        if "error" in facts:
+            raise CommandError(facts["error"], 1)
+        self.facts = facts
+        self.results["kernels"] = kernels = self._step("kernels", "kernels")
+        if "error" in kernels or kernels["problem"]:
+            return judge(self.results)
+        for mode in self._options.modes:
+            self.results[f"identity-{mode}"] = self._step("identity", f"identity-{mode}", mode=mode)
+        if judge(self.results).problems:
+            # Times of something wrong are of no use to anybody.
+            return judge(self.results)
+        self.results["calibration"] = calibration = self._calibrate()
+        if "error" in calibration:
+            return judge(self.results)
+        profile = str(self._out / "calibration.json")
+        for mode in self._options.modes:
+            self.results[f"serving-{mode}"] = self._step("serving", f"serving-{mode}", mode=mode, profile=profile)
+        return judge(self.results)
+
+    def _step(self, step: str, name: str, **more: Any) -> dict[str, Any]:
+        """Run one step; its result, or `{"error": sentence}`."""
+        _say(f"{name} ...")
+        job_file, result_file = self._out / f".{name}.job", self._out / f"{name}.json"
+        job_file.write_text(json.dumps({**self._job, "step": step, **more}))
+        command = [sys.executable, "-m", "vllm_ascend_split_batch.cascade.acceptance.steps"]
+        code, log = self._child(name, [*command, str(job_file), str(result_file)])
+        job_file.unlink()
+        if code != 0 or not result_file.is_file():
+            return {"error": self._why(name, code, log)}
+        result: dict[str, Any] = json.loads(result_file.read_text())
+        return result
+
+    def _calibrate(self) -> dict[str, Any]:
+        _say("calibration ...")
+        profile, cells = self._out / "calibration.json", self._out / "cells.json"
+        command = [
+            *(sys.executable, "-m", "vllm_ascend_split_batch.cascade.commands", "calibrate"),
+            *("--model", self._options.model, "--tier", self._options.tier),
+            *("--modes", ",".join(self._options.modes), "--out", str(profile), "--cells", str(cells)),
+            *(QUICK_CALIBRATION if self._options.quick else CALIBRATION),
+        ]
+        code, log = self._child("calibration", command)
+        if code != 0:
+            return {"error": self._why("calibration", code, log)}
+        measured = json.loads(profile.read_text())["profiles"]
+        fits = ", ".join(
+            f"{one['mode']} within {one['fit']['median_error']:.0%} of the times" for one in measured if "fit" in one
+        )
+        return {"summary": f"the profile describes {fits}." if fits else "no coefficients: cascade lost everywhere."}
+
+    def _child(self, name: str, command: list[str]) -> tuple[int, Path]:
+        log = self._out / f"{name}.log"
+        with log.open("w") as output:
+            code = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=_environment()
+            ).returncode
+        return code, log
+
+    @staticmethod
+    def _why(name: str, code: int, log: Path) -> str:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        ours = [line for line in lines if line.startswith(("acceptance: ", "vllm-hust-ext cascade "))]
+        errors = [line for line in lines if "Error" in line]
+        said = (ours or errors or lines or ["nothing was printed"])[-1]
+        ended = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+        return f"{said[:300]} (the step {ended}; see {log.name})"
+
+
+def _job(options: argparse.Namespace) -> dict[str, Any]:
+    shape = read_shape(options.model)
+    cells = options.cells or _cells(QUICK_CELLS if options.quick else CELLS)
+    positions = read_positions(options.model)
+    longest = max(prefix for _, prefix in cells)
+    if longest + ROOM > positions:
+        raise CommandError(
+            f"--cells: {longest} shared tokens and {ROOM} more do not fit into the {positions} positions of the model"
+        )
+    requests = max(count for count, _ in cells)
+    prefix = min(prefix for _, prefix in cells)
+    sizes = sorted({count for count, _ in cells} | {4, 8, requests})
+    return {
+        "model": str(Path(options.model).resolve()),
+        "tier": options.tier,
+        "fingerprint": options.fingerprint,
+        "shape": asdict(shape),
+        "dtype": read_dtype(options.model),
+        "block_size": BLOCK,
+        "requests": requests,
+        "prefix": prefix,
+        "tokens": longest + ROOM,
+        "capture_sizes": [size for size in sizes if size <= requests],
+        "kv_cache_bytes": None if options.kv_cache_gib is None else int(options.kv_cache_gib * (1 << 30)),
+        "cells": cells,
+        "rounds": 2 if options.quick else 4,
+        "steps": 4 if options.quick else 8,
+        "engine_arguments": {},
+    }
+
+
+def _environment() -> dict[str, str]:
+    """The user's own, without settings of cascade that the steps make themselves."""
+    ours = ("VLLM_ASCEND_CASCADE_", "VLLM_ASCEND_ENABLE_CASCADE_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+def _new_folder(name: str | None) -> Path:
+    today = datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    out = Path(name or f"cascade-acceptance-{today}").expanduser()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CommandError(f"--out {out}: is there already and not empty; name a new folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--out {out}: cannot be made ({error.strerror})") from None
+    return out.resolve()
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    modes = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not modes or not set(modes) <= set(MODES):
+        raise argparse.ArgumentTypeError(f"{text!r} is not eager, graph or eager,graph")
+    return modes
+
+
+def _cells(text: str) -> list[tuple[int, int]]:
+    cells = []
+    for word in text.split(","):
+        count, _, prefix = word.strip().partition("x")
+        numbers = count.isdecimal() and prefix.isdecimal()
+        if not numbers or int(count) < 2 or int(prefix) < BLOCK or int(prefix) % BLOCK:
+            raise argparse.ArgumentTypeError(
+                f"{word!r} is not of the form 32x4096: more than one request, shared tokens in whole pages of {BLOCK}"
+            )
+        cells.append((int(count), int(prefix)))
+    return cells
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,180 @@
+"""The acceptance kit without a device: what measurements mean, and the folder they are kept in."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+
+from vllm_ascend_split_batch.cascade.acceptance import folder, identity
+from vllm_ascend_split_batch.cascade.acceptance.serving import Cell, Measured, prompts
+from vllm_ascend_split_batch.cascade.acceptance.verdict import judge
+from vllm_ascend_split_batch.cascade.commands import main
+
+CELL = {"cell": {"requests": 32, "prefix": 4096}, "engaged": 40, "speed_up": 1.8, "noise": 0.03, "slower": False}
+GOOD = {
+    "kernels": {"tier": "wheel", "kernels": "kernel wheel ok", "problem": None},
+    "identity-eager": {
+        "mode": "eager", "requests": 40, "equal": 36, "near_ties": 4, "faults": 0, "steps_two_stage": 60,
+        "twins_replayed": 0, "failures": {},
+    },
+    "identity-graph": {
+        "mode": "graph", "requests": 40, "equal": 36, "near_ties": 4, "faults": 0, "steps_two_stage": 60,
+        "twins_replayed": 60, "failures": {},
+    },
+    "calibration": {"summary": "the profile describes eager within 4% of the times."},
+    "serving-eager": {"mode": "eager", "cells": [CELL], "failures": {}},
+    "serving-graph": {"mode": "graph", "cells": [CELL | {"speed_up": 2.1}], "failures": {}},
+}  # fmt: skip
+
+
+def test_all_in_order_is_accepted():
+    verdict = judge(GOOD)
+    assert verdict.accepted
+    assert verdict.text().startswith("ACCEPTED: ")
+    assert "at best 2.10 times (graph, 32 requests sharing 4096 tokens)" in verdict.text()
+
+
+SPOILT = {
+    "wrong kernels": (("kernels", "problem"), "the prefix stage returns its LSE to base 2", "LSE to base 2"),
+    "wrong texts": (("identity-graph", "faults"), 3, "texts, graph: 3 of 40 texts differ by more than a near tie"),
+    "nothing compared": (("identity-eager", "steps_two_stage"), 0, "texts, eager: no step ran with cascade"),
+    "no twin": (("identity-graph", "twins_replayed"), 0, "no graph twin was replayed"),
+    "failures": (("identity-eager", "failures"), {"ValueError at x.py:3": 2}, "ValueError at x.py:3 (2)"),
+    "a step died": (("calibration",), {"error": "the device failed"}, "calibration: the device failed"),
+    "slower": (("serving-eager", "cells"), [CELL | {"speed_up": 0.8, "slower": True}], "20% slower than stock"),
+    "failing while timed": (("serving-graph", "failures"), {"x": 3}, "speed, graph: cascade failed 3 times"),
+}
+
+
+@pytest.mark.parametrize(("place", "value", "said"), SPOILT.values(), ids=SPOILT.keys())
+def test_each_fault_alone_is_not_accepted_and_is_named(place, value, said):
+    results = copy.deepcopy(GOOD)
+    inner = results
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    verdict = judge(results)
+    assert not verdict.accepted
+    assert any(said in problem for problem in verdict.problems)
+    assert verdict.text().startswith("NOT ACCEPTED: leave cascade off")
+
+
+def test_no_gain_is_not_accepted():
+    results = copy.deepcopy(GOOD)
+    for name in ("serving-eager", "serving-graph"):
+        results[name]["cells"] = [CELL | {"speed_up": 1.01}]
+    assert judge(results).problems == [
+        (
+            "speed: nowhere faster than stock by more than the noise, so there is nothing to gain here. Try longer "
+            "shared prompts or more requests (--cells), or another tier (--tier)."
+        )
+    ]
+
+
+def text(*tokens: int, **other: float) -> list:
+    """Likelihoods: the token -0.1, the one after it -1.0 unless said otherwise."""
+    return [(token, {token: -0.1, token + 1: other.get("second", -1.0)}) for token in tokens]
+
+
+def test_equal_texts():
+    found = identity.compare(0, text(1, 2, 3), text(1, 2, 3))
+    assert (found.same, found.lead, found.drift, found.accepted) == (3, None, 0.0, True)
+
+
+@pytest.mark.parametrize(("second", "accepted"), [(-0.3, True), (-0.35, True), (-0.36, False), (-2.0, False)])
+def test_a_near_tie_is_accepted_and_nothing_else(second, accepted):
+    stock = text(1, 2) + text(7, second=second)
+    found = identity.compare(0, stock, text(1, 2, 8))
+    assert found.same == 2
+    assert found.lead == pytest.approx(-0.1 - second)
+    assert found.accepted is accepted
+
+
+def test_a_token_stock_did_not_consider_is_a_fault():
+    found = identity.compare(0, text(1, 2, 3), text(1, 9, 3))
+    assert found.lead == math.inf
+    assert not found.accepted
+    (entry,) = identity.as_json(identity.Identity([found], 3, 0))["comparisons"]
+    assert entry["lead"] == "not among the likeliest"
+
+
+def test_likelihoods_that_drift_are_a_fault_even_where_texts_agree():
+    drifted = [(1, {1: -0.1 - identity.DRIFT - 0.01})]
+    assert not identity.compare(0, text(1), drifted).accepted
+
+
+def test_rounds_bring_a_prefix_back_and_hold_more_requests_than_fit():
+    work = identity.rounds(256, 8)
+    assert work[0].seed == work[2].seed == work[4].seed != work[1].seed
+    assert max(one.requests for one in work) > 8
+    first, again = identity.prompts_of(work[0], 500), identity.prompts_of(work[4], 500)
+    assert first == again
+    assert len({tuple(prompt[: work[0].prefix]) for prompt in first}) == 1
+    assert all(0 <= token < 500 for prompt in first for token in prompt)
+
+
+def test_speed_is_compared_within_a_round():
+    one = Measured(Cell(4, 256), stock=[2.0, 4.0], stock_again=[2.2, 4.4], cascade=[1.0, 2.0])
+    assert one.speed_up == pytest.approx(2.1)
+    assert one.noise == pytest.approx(1 - 2.0 / 2.2)
+    assert not one.slower
+    assert Measured(Cell(4, 256), stock=[1.0], stock_again=[1.02], cascade=[1.2]).slower
+
+
+def test_longer_prefixes_continue_shorter_ones():
+    short, long = prompts(Cell(2, 128), 1000, 0), prompts(Cell(2, 256), 1000, 0)
+    assert long[0][:128] == short[0][:128] == short[1][:128]
+    assert short[0][128:] != short[1][128:]
+
+
+def test_the_folder_checks_itself(tmp_path):
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "b.log").write_text("b")
+    facts = {"device_name": "a device", "versions": {"vllm": "1"}, "emulated": True}
+    folder.finish(tmp_path, judge(GOOD).text(), facts)
+    assert folder.check_manifest(tmp_path) == []
+    assert "an emulated NPU: times say nothing of a device" in (tmp_path / "README.md").read_text()
+    (tmp_path / "a.json").write_text("[]")
+    (tmp_path / "inner" / "b.log").unlink()
+    (tmp_path / "more").write_text("")
+    assert folder.check_manifest(tmp_path) == ["inner/b.log is missing", "more is not listed", "a.json was changed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "nowhere"], "nowhere"),
+        (["--model", ".", "--cells", "1x128"], "'1x128' is not of the form 32x4096"),
+        (["--model", ".", "--cells", "4x100"], "'4x100' is not of the form 32x4096"),
+        (["--model", ".", "--modes", "fast"], "'fast' is not eager, graph or eager,graph"),
+    ],
+)
+def test_bad_use_is_one_line(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["accept", *arguments]))
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert said in error
+
+
+def test_a_folder_with_something_in_it_is_not_written_to(tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(
+        '{"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 16384}'
+    )
+    with pytest.raises(SystemExit):
+        raise SystemExit(main(["accept", "--model", str(tmp_path / "model"), "--out", str(tmp_path)]))
+    assert "is there already and not empty" in capsys.readouterr().err
+
+
+def test_prefixes_beyond_the_model_are_refused(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(
+        '{"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 4096}'
+    )
+    with pytest.raises(SystemExit):
+        raise SystemExit(main(["accept", "--model", str(tmp_path)]))
+    assert "do not fit into the 4096 positions of the model" in capsys.readouterr().err
