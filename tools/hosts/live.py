@@ -19,6 +19,10 @@ LIVE_SECONDS = 600
 TESTS_SECONDS = 3600
 GRACE_SECONDS = 30
 
+#: Tests that run in one process of the emulated NPU, on the host's own classes, without an engine.
+INSIDE = "tests/emulated/inside_host"
+INSIDE_VARIABLES = {"NPU_EMU_FLOAT32_ATTENTION": "1", "VLLM_PLUGINS": "ascend"}
+
 #: What a comparison test prints: "padding, vllm-ascend 0.27.1rc1: 5000 steps compared, all equal".
 COMPARED = re.compile(r"(?P<model>[\w -]+), vllm-ascend [\w.]+: (?P<count>\d+) (?P<kind>[\w -]+?) compared, all equal")
 OUTCOMES = re.compile(r"(\d+) (passed|failed|skipped|error|errors|xfailed|xpassed)\b")
@@ -49,9 +53,15 @@ class Runner:
         """The records of all proof tests, by test, and how many passed."""
         records = self.folder / "proofs"
         shutil.rmtree(records, ignore_errors=True)
-        ran = self._pytest("proofs", "-m", "proof", "tests/emulated", env={"SPLIT_BATCH_PROOF_RECORDS": str(records)})
+        env = {"SPLIT_BATCH_PROOF_RECORDS": str(records)}
+        engines = self._pytest("proofs", "-m", "proof", "tests/emulated", env=env)
+        layers = self._pytest("proofs-inside", "-m", "proof", INSIDE, env=env | INSIDE_VARIABLES, inside=True)
         found = [json.loads(path.read_text()) for path in records.glob("*.json")]
-        return {**ran, "records": sorted(found, key=lambda record: str(record["test"]))}
+        return {
+            "outcomes": dict(Counter(engines["outcomes"]) + Counter(layers["outcomes"])),
+            "not_passed": engines["not_passed"] + layers["not_passed"],
+            "records": sorted(found, key=lambda record: str(record["test"])),
+        }
 
     def host_model(self) -> dict[str, Any]:
         """The comparisons of the host model with the release's real classes, and how many cases were compared."""
@@ -62,10 +72,16 @@ class Runner:
             compared[f"{match['model'].strip()}: {match['kind']}"] += int(match["count"])
         return {**ran, "compared": dict(sorted(compared.items()))}
 
-    def _pytest(self, name: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-        scratch = self.folder / "tmp"
-        command = [str(self.environment.python), "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider"]
+    def _pytest(
+        self, name: str, *arguments: str, env: dict[str, str] | None = None, inside: bool = False
+    ) -> dict[str, Any]:
+        """Run tests; `inside`: in a process of the emulated NPU, with torch's compile cache as torch sets it."""
+        scratch, python = self.folder / "tmp", str(self.environment.python)
+        command = [python, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider"]
         command += [f"--basetemp={scratch}", *arguments]
+        if inside:
+            unset = ["env", "--unset=TORCHINDUCTOR_AUTOGRAD_CACHE"]
+            command = [python, "-m", "torch_npu_emulator", "--", *unset, *command]
         code, text = self._run(name, command, TESTS_SECONDS, env)
         shutil.rmtree(scratch, ignore_errors=True)
         # 1: tests failed, which the records say. Others: nothing was collected, or pytest itself could not run.

@@ -122,22 +122,23 @@ def import_host(carriers: list[Any]) -> dict[str, str]:
     return failed
 
 
-def on_and_off(carrier: Any, variables: dict[str, str]) -> dict[str, Any]:
+def on_and_off(carrier: Any, carriers: list[Any], variables: dict[str, str]) -> dict[str, Any]:
     """Switch one carrier on, look, take it back, look again; twice, because its binding may import more of the host,
-    which only the second look has seen before.
+    which only the second look has seen before. Carriers that the same variables open come and go with it.
     """
     from vllm_ascend_split_batch.carrier import verify
 
-    modules = {seam.module for seam in carrier.seams}
+    modules = {seam.module for each in carriers for seam in each.seams}
     before = Snapshot(modules)
-    _load(carrier, variables)
+    _load(carriers, variables)
     state, reason = carrier.state, carrier.state_reason
     changed = before.differences()
-    outcomes = carrier.uninstall()
+    outcomes = {each.name: each.uninstall() for each in reversed(carriers)}[carrier.name]
     left = before.differences()
     again = Snapshot(modules)
-    _load(carrier, variables)
-    carrier.uninstall()
+    _load(carriers, variables)
+    for each in carriers:
+        each.uninstall()
     left += again.differences()
     seams = [(seam, verify(seam)) for seam in carrier.seams]
     return {
@@ -156,8 +157,7 @@ def on_and_off(carrier: Any, variables: dict[str, str]) -> dict[str, Any]:
 def all_on_and_off(carriers: list[Any], switched_on: dict[str, dict[str, str]]) -> dict[str, Any]:
     """All carriers on at once, taken back in an order of chance."""
     before = Snapshot({seam.module for carrier in carriers for seam in carrier.seams})
-    for carrier in carriers:
-        _load(carrier, switched_on[carrier.name])
+    _load(carriers, {name: value for variables in switched_on.values() for name, value in variables.items()})
     states = {carrier.name: carrier.state for carrier in carriers}
     changed = before.differences()
     order = random.Random(SEED).sample(carriers, len(carriers))
@@ -171,11 +171,13 @@ def all_on_and_off(carriers: list[Any], switched_on: dict[str, dict[str, str]]) 
     }
 
 
-def _load(carrier: Any, variables: dict[str, str]) -> None:
+def _load(carriers: list[Any], variables: dict[str, str]) -> None:
+    """What a process with these variables does: every front door is asked, and opens by its own gate."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
-        carrier.load()
+        for carrier in carriers:
+            carrier.load()
     finally:
         for name, value in before.items():
             if value is None:
@@ -196,8 +198,8 @@ def main(job_path: str, result_path: str) -> None:
     result: dict[str, Any] = {
         "not_imported": failed,
         "not_switched_on": sorted(carrier.name for carrier in carriers if carrier.name not in switched_on),
-        "carriers": {carrier.name: on_and_off(carrier, switched_on[carrier.name]) for carrier in ready},
-        "together": all_on_and_off(ready, switched_on),
+        "carriers": {carrier.name: on_and_off(carrier, carriers, switched_on[carrier.name]) for carrier in ready},
+        "together": all_on_and_off(carriers, switched_on),
     }
     Path(result_path).write_text(json.dumps(result, indent=1))
 
