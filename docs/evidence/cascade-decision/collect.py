@@ -1,8 +1,10 @@
 """Write everything in this folder, and the shipped profile of the 910B2, from the published measurements.
 
-    python docs/evidence/cascade-decision/collect.py
+    python docs/evidence/cascade-decision/collect.py [--measured PROFILE CELLS [PROFILE CELLS ...]]
 
 Needs matplotlib and this repository, no device. `published.json` and `emulated-cells.json` are inputs, all else is output.
+With --measured, files that `cascade calibrate --out PROFILE --cells CELLS` wrote on the emulated NPU replace
+`emulated-cells.json` and the shipped profile of the emulated NPU.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "src")]
 import analysis  # noqa: E402
 
 from vllm_ascend_split_batch.cascade.cost_model import CostModel  # noqa: E402
-from vllm_ascend_split_batch.cascade.profiles import Key, Profile, document, load  # noqa: E402
+from vllm_ascend_split_batch.cascade.profiles import SCHEMA, Key, Profile, document, load  # noqa: E402
 
 PROFILES = ROOT / "src" / "vllm_ascend_split_batch" / "cascade" / "profile_data"
 SHIPPED_910B2 = PROFILES / "ascend910b2.json"
@@ -138,46 +140,67 @@ def tables(published: dict[str, Any], results: dict[str, Any], document_: dict[s
     return {name: "\n".join(lines) for name, lines in parts.items()}
 
 
+def take_measured(files: list[str]) -> None:
+    """Replace the emulated NPU's cells and profiles by calibrations: pairs of a profile and its cells."""
+    if len(files) % 2:
+        raise SystemExit("--measured takes pairs of files: a profile and its cells")
+    entries = [entry for path in files[::2] for entry in json.loads(Path(path).read_text())["profiles"]]
+    cells = [measured for path in files[1::2] for measured in json.loads(Path(path).read_text())]
+    EMULATED.write_text(json.dumps({"schema": SCHEMA, "profiles": rounded(entries)}, indent=2) + "\n")
+    load(EMULATED)
+    (HERE / "emulated-cells.json").write_text(json.dumps(cells, indent=1) + "\n")
+
+
 def emulated_table() -> list[str]:
-    """Measured and decided on the emulated NPU, per mode that was measured."""
-    lines = ["| mode | cells | median error | largest error | right arm | wrong arm outside 5 % | total regret |", "|---|---|---|---|---|---|---|"]
+    """Measured and decided on the emulated NPU, per tier and mode that was measured."""
+    lines = [
+        "| tier | mode | cells | noise | fit: median error | largest | right arm | wrong by more than 5 % | total regret |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for profile in load(EMULATED):
-        judged = emulated_judged(profile)
+        measured, judged = emulated_judged(profile)
         outside = [row for row in judged if not row["right"] and abs(row["change"]) > 0.05]
         regret = sum(row["regret_us"] for row in judged) / sum(row["best_us"] for row in judged)
+        noise = sorted(abs(cell["stock_again_us"] / cell["stock_us"] - 1) for cell in measured["cells"])[len(judged) // 2]
         assert profile.fit is not None
         lines.append(
-            f"| {profile.key.mode} | {len(judged)} | {profile.fit.median_error:.1%} | {profile.fit.largest_error:.1%} | "
-            f"{sum(row['right'] for row in judged)} | {len(outside)} | {regret:.2%} |"
+            f"| {profile.key.tier} | {profile.key.mode} | {len(judged)} | {noise:.1%} | {profile.fit.median_error:.1%} | "
+            f"{profile.fit.largest_error:.1%} | {sum(row['right'] for row in judged)} | {len(outside)} | {regret:.2%} |"
         )
     return lines
 
 
-def emulated_judged(profile: Profile) -> list[dict[str, Any]]:
-    """What the profile decides in each cell that it was measured in."""
+def cells_of_profile(profile: Profile) -> dict[str, Any]:
+    return next(
+        measured
+        for measured in json.loads((HERE / "emulated-cells.json").read_text())
+        if (measured["tier"], measured["mode"]) == (profile.key.tier, profile.key.mode)
+    )
+
+
+def emulated_judged(profile: Profile) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The measured cells of a profile, and what it decides in each."""
     from vllm_ascend_split_batch.cascade.decision import Facts, State, decide
 
     assert profile.coverage is not None
-    shape = replace(profile.coverage.shape, layers=30)
+    measured = cells_of_profile(profile)
+    shape = replace(profile.coverage.shape, layers=measured["layers"])
     rows = []
-    for measured in json.loads((HERE / "emulated-cells.json").read_text()):
-        if measured["mode"] != profile.key.mode:
-            continue
-        for cell in measured["cells"]:
-            facts = Facts(cell["requests"], cell["prefix_tokens"], cell["suffix_tokens"], shape)
-            use = decide(facts, profile, State()).use
-            # The plan is made once a step of 30 layers.
-            arms = (cell["stock_us"], cell["cascade_us"] + cell["plan_us"] / 30)
-            rows.append(
-                {
-                    "use": use,
-                    "right": arms[use] == min(arms),
-                    "change": arms[1] / arms[0] - 1,
-                    "regret_us": arms[use] - min(arms),
-                    "best_us": min(arms),
-                }
-            )
-    return rows
+    for cell in measured["cells"]:
+        facts = Facts(cell["requests"], cell["prefix_tokens"], cell["suffix_tokens"], shape)
+        use = decide(facts, profile, State()).use
+        # The plan is made once a step.
+        arms = (cell["stock_us"], cell["cascade_us"] + cell["plan_us"] / measured["layers"])
+        rows.append(
+            {
+                "use": use,
+                "right": arms[use] == min(arms),
+                "change": arms[1] / arms[0] - 1,
+                "regret_us": arms[use] - min(arms),
+                "best_us": min(arms),
+            }
+        )
+    return measured, rows
 
 
 def verdict(row: dict[str, Any], bands: dict[str, float]) -> str:
@@ -200,6 +223,10 @@ def write_readme(parts: dict[str, str]) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--measured"]:
+        take_measured(sys.argv[2:])
+    elif sys.argv[1:]:
+        raise SystemExit(__doc__)
     published = analysis.read()
     results = analysis.end_to_end(published)
     PROFILES.mkdir(exist_ok=True)
@@ -216,9 +243,8 @@ def main() -> None:
     plots.predicted_against_published(results["splits"], bands, HERE)
     plots.break_even(results["profile"], shape, cells, bands["stock_against_itself"], 256, HERE)
     if EMULATED.is_file():
-        profile = next(profile for profile in load(EMULATED) if profile.key.mode == "eager")
-        measured = next(m for m in json.loads((HERE / "emulated-cells.json").read_text()) if m["mode"] == "eager")
-        plots.emulated(profile, analysis.emulated_quality(profile, measured)[0], HERE)
+        profile = next(p for p in load(EMULATED) if (p.key.tier, p.key.mode) == ("wheel", "eager"))
+        plots.emulated(profile, analysis.emulated_quality(profile, cells_of_profile(profile))[0], HERE)
     write_readme(tables(published, results, document_))
     files = sorted(p for p in HERE.iterdir() if p.is_file() and p.name != "MANIFEST.sha256")
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in files]
