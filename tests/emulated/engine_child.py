@@ -27,9 +27,10 @@ def main(job_path: str, result_path: str) -> None:
     engine = LLM(model=job["model"], skip_tokenizer_init=True, seed=0, **job["engine"])
     batches = []
     for batch in job["batches"]:
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=batch["tokens"], ignore_eos=True, logprobs=1, detokenize=False
-        )
+        common = {"max_tokens": batch["tokens"], "ignore_eos": True, "detokenize": False}
+        sampling: Any = [SamplingParams(**common, **arguments) for arguments in batch["sampling"]]
+        if not sampling:
+            sampling = SamplingParams(temperature=0.0, logprobs=1, **common)
         outputs = engine.generate(
             [TokensPrompt(prompt_token_ids=prompt) for prompt in batch["prompts"]], sampling, use_tqdm=False
         )
@@ -39,7 +40,9 @@ def main(job_path: str, result_path: str) -> None:
                 "logprobs": [
                     [
                         step[token].logprob
-                        for step, token in zip(output.outputs[0].logprobs, output.outputs[0].token_ids, strict=True)
+                        for step, token in zip(
+                            output.outputs[0].logprobs or (), output.outputs[0].token_ids, strict=not batch["sampling"]
+                        )
                     ]
                     for output in outputs
                 ],

@@ -31,10 +31,15 @@ FOREIGN_PREFIXES = ("VLLM_", "NPU_EMU_", "VLLMHUST_")
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts that run together, and how many tokens each continues."""
+    """Prompts that run together, and how many tokens each continues.
+
+    `sampling` holds, per prompt, arguments of `SamplingParams` as (name, value) pairs; without it all are greedy, and
+    the likelihoods of their tokens are returned, too.
+    """
 
     prompts: tuple[tuple[int, ...], ...]
     tokens: int
+    sampling: tuple[tuple[tuple[str, Any], ...], ...] = ()
 
 
 @dataclass
@@ -106,7 +111,14 @@ class Engines:
             "model": str(model),
             "mutant": mutant,
             "engine": ENGINE_DEFAULTS | (engine or {}),
-            "batches": [{"prompts": [list(p) for p in batch.prompts], "tokens": batch.tokens} for batch in batches],
+            "batches": [
+                {
+                    "prompts": [list(p) for p in batch.prompts],
+                    "tokens": batch.tokens,
+                    "sampling": [dict(arguments) for arguments in batch.sampling],
+                }
+                for batch in batches
+            ],
         }
         key = json.dumps([job, sorted((env or {}).items())])
         if key not in self.results:

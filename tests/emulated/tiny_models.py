@@ -16,7 +16,7 @@ class TinyModel:
     """One random model: architecture, attention shape, seed."""
 
     name: str
-    architecture: str  # "qwen2", "qwen3" or "llama"
+    architecture: str  # "qwen2", "qwen3", "llama" or "gemma" (GeGLU with the exact error function)
     heads: int
     kv_heads: int
     head_size: int
@@ -31,6 +31,7 @@ QWEN2 = TinyModel("qwen2-d64", "qwen2", heads=4, kv_heads=2, head_size=64, seed=
 QWEN3 = TinyModel("qwen3-d128", "qwen3", heads=4, kv_heads=1, head_size=128, seed=2)
 LLAMA = TinyModel("llama-d64", "llama", heads=4, kv_heads=4, head_size=64, seed=3)
 LLAMA_D128 = TinyModel("llama-d128", "llama", heads=4, kv_heads=2, head_size=128, seed=4)
+GEMMA = TinyModel("gemma-d64", "gemma", heads=4, kv_heads=1, head_size=64, seed=7)
 ALL = (QWEN2, QWEN3, LLAMA)
 
 MAX_POSITIONS = 4096
@@ -61,10 +62,21 @@ def build(model: TinyModel, folder: Path, dtype: str = "float32") -> Path:
         config, kind = transformers.Qwen2Config(**common), transformers.Qwen2ForCausalLM
     elif model.architecture == "qwen3":
         config, kind = transformers.Qwen3Config(head_dim=model.head_size, **common), transformers.Qwen3ForCausalLM
+    elif model.architecture == "gemma":
+        # Both libraries take the embedding's transpose for the output layer, whatever the configuration says.
+        act = {"hidden_activation": "gelu", "tie_word_embeddings": True}
+        config = transformers.GemmaConfig(head_dim=model.head_size, **(common | act))
+        kind = transformers.GemmaForCausalLM
     else:
         config, kind = transformers.LlamaConfig(**common), transformers.LlamaForCausalLM
     torch.manual_seed(model.seed)
-    network = kind(config).to(getattr(torch, dtype)).eval()
+    network = kind(config)
+    if model.architecture == "gemma":
+        with torch.no_grad():  # or else the embedding, which is the output layer too, repeats the last token for ever
+            for layer in network.model.layers:
+                layer.mlp.down_proj.weight *= 20
+                layer.self_attn.o_proj.weight *= 20
+    network = network.to(getattr(torch, dtype)).eval()
     network.save_pretrained(target)
     (target / "complete.json").write_text(json.dumps(asdict(model)))
     return target
@@ -76,6 +88,9 @@ def greedy(path: Path, prompts: list[list[int]], tokens: int) -> list[list[int]]
     from transformers import AutoModelForCausalLM
 
     network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    if getattr(network.config, "hidden_activation", None) == "gelu":
+        for layer in network.model.layers:  # transformers takes the tanh form for Gemma whatever is configured
+            layer.mlp.act_fn = torch.nn.GELU()
     results = []
     with torch.inference_mode():
         for prompt in prompts:

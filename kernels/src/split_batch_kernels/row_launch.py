@@ -37,7 +37,7 @@ def _draw(
     chunks = power_of_two(-(-vocabulary // block))
     tile_rows = 1
     if scores.device.type == "cpu":
-        tile_rows = min(power_of_two(rows), max(1, _INTERPRETER_TILE // (block * chunks)))
+        tile_rows = min(power_of_two(rows), max(1, _INTERPRETER_TILE // block))
     key_low, key_high = sampling.key_words(key)
     # What is absent is never read: another tensor of the type stands in for its address.
     kernel("sampling_triton", "sample_kernel", scores.device)[(programs(-(-rows // tile_rows)),)](

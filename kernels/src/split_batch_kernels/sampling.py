@@ -207,26 +207,38 @@ class _Slab:
 
     def draw_kept(self, top_k: Tensor | None, top_p: Tensor | None, capped: Tensor) -> Tensor:
         """A token per row from the kept ones; rows that ran out of rounds are counted in ``capped``."""
-        done = self.total <= 0
-        token = torch.zeros(len(done), dtype=torch.int64)
-        masses = self.weights.sum(2)
-        low, high = torch.zeros_like(self.total), self.weights.amax((1, 2))
+        token = self.weights.flatten(1).argmax(1)
+        token[self.total <= 0] = 0
+        rows = (self.total > 0).nonzero().flatten()  # those that still draw
+        part = self._of(rows)
+        masses = part.weights.sum(2)
+        low, high = torch.zeros_like(part.total), part.weights.amax((1, 2))
         for turn in range(MAX_ROUNDS):
-            if bool(done.all()):
+            if not len(rows):
                 break
-            drawn = self._draw(masses, low, turn)
+            k, p = (None if limit is None else limit[rows] for limit in (top_k, top_p))
+            drawn = part._draw(masses, low, turn)
             pivot = (drawn.weight + high) / 2
-            keep, above = self._kept(drawn.weight, top_k, top_p)
-            keep_pivot, above_pivot = self._kept(pivot, top_k, top_p)
-            token = torch.where(~done & keep & drawn.found, drawn.token, token)
-            done |= keep & drawn.found
-            masses = torch.where(
-                drawn.found[:, None], torch.where(keep_pivot[:, None], above, above_pivot), masses
-            )
-            low = torch.where(drawn.found, torch.where(keep_pivot, drawn.weight, pivot), low)
-            high = torch.where(drawn.found & keep_pivot, pivot, high)
-        capped += (~done).to(torch.int32)
-        return torch.where(done, token, self.weights.flatten(1).argmax(1))
+            keep, above = part._kept(drawn.weight, k, p)
+            keep_pivot, above_pivot = part._kept(pivot, k, p)
+            keep &= drawn.found
+            token[rows[keep]] = drawn.token[keep]
+            found = drawn.found
+            masses = torch.where(found[:, None], torch.where(keep_pivot[:, None], above, above_pivot), masses)
+            low = torch.where(found, torch.where(keep_pivot, drawn.weight, pivot), low)
+            high = torch.where(found & keep_pivot, pivot, high)
+            if bool(keep.any()):
+                left = ~keep
+                rows, masses, low, high = rows[left], masses[left], low[left], high[left]
+                part = self._of(rows)
+        capped[rows] += 1
+        return token
+
+    def _of(self, rows: Tensor) -> _Slab:
+        """The slab of some of the rows."""
+        part = object.__new__(_Slab)
+        part.weights, part.total, part._keys = self.weights[rows], self.total[rows], self._keys[rows]
+        return part
 
     def _kept(self, weight: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> tuple[Tensor, Tensor]:
         """Whether a token of this weight is kept, and the mass of each chunk's heavier tokens."""

@@ -1,0 +1,106 @@
+"""Draw every case by the interpreted Triton kernel, compare with the oracle, and rewrite this folder.
+
+python docs/evidence/sampling/collect.py [--draws 100000] [--only NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(ROOT))
+
+from split_batch_kernels import row_launch  # noqa: E402
+from tests.kernels.sampling_cases import LARGE, SMALL, Case, compare, draw  # noqa: E402
+from tools.svg_plot import Axis, Series, rows_of_dots  # noqa: E402
+
+BATCH = 20_000
+
+
+def measure(case: Case, draws: int) -> dict:
+    """The statistics of one case; draws are made in batches, each with a step of its own."""
+    import torch
+
+    started, tokens, out_of_rounds = time.monotonic(), [], 0
+    for step, first in enumerate(range(0, draws, BATCH)):
+        drawn, capped = draw(case, min(BATCH, draws - first), row_launch, step=step)
+        tokens.append(drawn)
+        out_of_rounds += capped
+    probabilities = case.probabilities()
+    agreement = compare(torch.cat(tokens), probabilities)
+    return {
+        "case": case.name,
+        "vocabulary": len(probabilities),
+        "top_k": case.top_k,
+        "top_p": case.top_p,
+        "kept_tokens": int((probabilities > 0).sum()),
+        "rows_out_of_rounds": out_of_rounds,
+        **dataclasses.asdict(agreement),
+        "holds": agreement.holds,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def plots(results: list[dict]) -> dict[str, str]:
+    """The two plots by file name."""
+    labels = [result["case"] for result in results]
+    floor = 1e-5
+    return {
+        "total-variation.svg": rows_of_dots(
+            "Total variation distance between draws and oracle, 100,000 draws or more a case",
+            labels,
+            [
+                Series("measured", [max(r["total_variation"], floor) for r in results]),
+                Series("of a perfect sampler, on average", [max(r["expected_total_variation"], floor) for r in results]),
+            ],
+            Axis("total variation distance (1e-5 stands for less)", floor, 1, log=True),
+        ),
+        "chi-square.svg": rows_of_dots(
+            "Pearson's chi-square test of the same draws",
+            labels,
+            [Series("p-value", [max(r["p_value"], 1e-6) for r in results])],
+            Axis("p-value (uniform between 0 and 1 for a perfect sampler)", 0, 1),
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--draws", type=int, default=100_000)
+    parser.add_argument("--only", help="measure one case and write nothing")
+    arguments = parser.parse_args()
+    results = []
+    for case in SMALL + LARGE:
+        if arguments.only in (None, case.name):
+            results.append(measure(case, arguments.draws))
+            print(json.dumps(results[-1]), flush=True)
+    if arguments.only is None:
+        versions = {name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")}
+        document = {"versions": versions | {"python": platform.python_version()}, "cases": results}
+        (HERE / "statistics.json").write_text(json.dumps(document, indent=1) + "\n")
+        for name, text in plots(results).items():
+            (HERE / name).write_text(text)
+        write_checksums()
+    failed = [result["case"] for result in results if not result["holds"]]
+    print(f"{len(results) - len(failed)} of {len(results)} cases hold{': not ' if failed else ''}{', '.join(failed)}")
+    sys.exit(1 if failed else 0)
+
+
+def write_checksums() -> None:
+    """MANIFEST.sha256 of the folder's files."""
+    files = sorted(path for path in HERE.iterdir() if path.is_file() and path.name != "MANIFEST.sha256")
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in files]
+    (HERE / "MANIFEST.sha256").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
