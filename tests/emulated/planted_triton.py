@@ -15,6 +15,7 @@ def plant(name: str) -> None:
 
 
 def _for_mrope() -> None:
+    import torch  # noqa: F401 - loads the emulated NPU
     from torch_npu.host.import_hooks import after_import
 
     after_import("vllm_ascend.ops.rotary_embedding", _found)
