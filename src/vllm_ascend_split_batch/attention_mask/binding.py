@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_ascend_split_batch.carrier import Context, Patch, Refused
+from vllm_ascend_split_batch.cascade.step_plan import ATTRIBUTE as PLAN
+from vllm_ascend_split_batch.cascade.step_plan import RECORDING
 from vllm_ascend_split_batch.fia_demask_plugin import DEMASK, FORWARD, TRACE
 
 from .host_form import missing_form, parse
@@ -122,6 +124,9 @@ class _Demask:
         mask = metadata.attn_mask
         if mask is None or not metadata.causal:
             return Reason.NO_MASK
+        if getattr(metadata, PLAN, None) is not None or getattr(metadata, RECORDING, None) is not None:
+            # Cascade's calls: the same in whatever order the two were installed.
+            return Reason.TWO_STAGE
         kind: type = type(layer)
         if kind is not self._impl_type:
             return Reason.ATTENTION_BACKEND

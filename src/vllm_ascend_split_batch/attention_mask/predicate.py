@@ -14,6 +14,7 @@ class Reason(str, Enum):
     """Why a call keeps its mask. The values are the names in the engine report."""
 
     NOT_DECODE = "not_decode"
+    TWO_STAGE = "two_stage"
     ATTENTION_BACKEND = "attention_backend"
     SPECULATIVE_DECODING = "speculative_decoding"
     SLIDING_WINDOW = "sliding_window"

@@ -67,6 +67,8 @@ KEPT = {
     "not causal": (lambda s: setattr(s.metadata, "causal", False), Reason.NO_MASK),
     "a user's mask of the template's size": (lambda s: set_mask(s, own_template(s)), Reason.OTHER_MASK),
     "a user's mask of another size": (lambda s: set_mask(s, own_template(s)[:1024, :1024]), Reason.OTHER_MASK),
+    "a step of cascade": (lambda s: setattr(s.metadata, "split_batch_cascade_plan", object()), Reason.TWO_STAGE),
+    "a twin's capture": (lambda s: setattr(s.metadata, "split_batch_cascade_recording", object()), Reason.TWO_STAGE),
     "a sliding window": (lambda s: setattr(s.layer, "sliding_window", 64), Reason.SLIDING_WINDOW),
     "attention sinks": (lambda s: setattr(s.layer, "sinks", torch.zeros(4).npu()), Reason.SINKS),
     "a quantised cache": (lambda s: setattr(s.layer, "enable_c8_quant", True), Reason.QUANTISED_KV),
