@@ -11,13 +11,23 @@ def plant(name: str) -> None:
     Raises:
         KeyError: no such fault.
     """
-    {"demask_everything": _demask_everything, "last_row_missing": _lose_the_last_row}[name]()
+    {
+        "demask_everything": _demask_everything,
+        "demask_mixed_graphs": _demask_mixed_graphs,
+        "last_row_missing": _lose_the_last_row,
+    }[name]()
 
 
 def _demask_everything() -> None:
     from vllm_ascend_split_batch.attention_mask import binding
 
     binding._Demask._reason = lambda self, layer, metadata: None  # type: ignore[method-assign]
+
+
+def _demask_mixed_graphs() -> None:
+    from vllm_ascend_split_batch.attention_mask import binding
+
+    binding._Demask._capture_reason = lambda self: None  # type: ignore[method-assign]
 
 
 def _lose_the_last_row() -> None:
