@@ -51,6 +51,7 @@ bench: env-test
 	$(VENV)/python benchmarks/default_off.py --out out/default_off.json
 	$(VENV)/python -m torch_npu_emulator -- $(VENV)/python benchmarks/fused_attention.py --out out/fused_attention.json
 	$(VENV)/python benchmarks/carrier_overhead.py --out out/carrier_overhead.json
+	$(VENV)/python -m torch_npu_emulator -- $(VENV)/python benchmarks/decode_mask_overhead.py --out out/decode_mask_overhead.json
 	$(VENV)/python benchmarks/manager_cli.py --json out/manager_cli.json
 	$(VENV)/python benchmarks/planner.py --out out/planner.json
 
