@@ -41,8 +41,7 @@ class Runner:
         job, result = self.folder / "job.json", self.folder / "live.json"
         job.write_text(json.dumps({"switched_on": switched_on}))
         result.unlink(missing_ok=True)
-        python = str(self.environment.python)
-        command = [python, "-m", "torch_npu_emulator", "--", python, str(CHILD), str(job), str(result)]
+        command = self._emulated(str(self.environment.python), str(CHILD), str(job), str(result))
         code, text = self._run("live", command, LIVE_SECONDS)
         if code != 0:
             raise SetupError(f"the host could not be looked at (exit code {code}):\n{_end(text)}")
@@ -75,13 +74,12 @@ class Runner:
     def _pytest(
         self, name: str, *arguments: str, env: dict[str, str] | None = None, inside: bool = False
     ) -> dict[str, Any]:
-        """Run tests; `inside`: in a process of the emulated NPU, with torch's compile cache as torch sets it."""
-        scratch, python = self.folder / "tmp", str(self.environment.python)
-        command = [python, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider"]
+        """Run tests; `inside`: in one process of the emulated NPU."""
+        scratch = self.folder / "tmp"
+        command = [str(self.environment.python), "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider"]
         command += [f"--basetemp={scratch}", *arguments]
         if inside:
-            unset = ["env", "--unset=TORCHINDUCTOR_AUTOGRAD_CACHE"]
-            command = [python, "-m", "torch_npu_emulator", "--", *unset, *command]
+            command = self._emulated(*command)
         code, text = self._run(name, command, TESTS_SECONDS, env)
         shutil.rmtree(scratch, ignore_errors=True)
         # 1: tests failed, which the records say. Others: nothing was collected, or pytest itself could not run.
@@ -91,6 +89,11 @@ class Runner:
         outcomes = {what: int(count) for count, what in OUTCOMES.findall(last)}
         said = [line for line in text.splitlines() if line.startswith(("FAILED ", "ERROR ", "SKIPPED "))]
         return {"outcomes": outcomes, "not_passed": said}
+
+    def _emulated(self, *command: str) -> list[str]:
+        """A command on the emulated NPU, with torch's compile cache as torch sets it (aot-cache-guard looks at that)."""
+        unset = ("env", "--unset=TORCHINDUCTOR_AUTOGRAD_CACHE")
+        return [str(self.environment.python), "-m", "torch_npu_emulator", "--", *unset, *command]
 
     def _run(self, name: str, command: list[str], seconds: int, env: dict[str, str] | None = None) -> tuple[int, str]:
         log = self.folder / f"{name}.log"
