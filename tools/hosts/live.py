@@ -91,7 +91,7 @@ class Runner:
         return {"outcomes": outcomes, "not_passed": said}
 
     def _emulated(self, *command: str) -> list[str]:
-        """A command on the emulated NPU, with torch's compile cache as torch sets it (aot-cache-guard looks at that)."""
+        """A command on the emulated NPU, with torch's compile cache as torch sets it (aot-cache-guard looks there)."""
         unset = ("env", "--unset=TORCHINDUCTOR_AUTOGRAD_CACHE")
         return [str(self.environment.python), "-m", "torch_npu_emulator", "--", *unset, *command]
 
