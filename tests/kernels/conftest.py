@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.triton_mutants import triton_mutant as triton_mutant
 from tests.mutants import mutant as mutant
 
 

@@ -23,7 +23,7 @@ from .errors import DeviceLimitError, OpContractError, OpDefinitionError, Triton
 from .limits import DEVICE_LIMITS, DeviceLimits, check_device_limits, limit_violations
 from .merge import lse_merge, merge_partials
 from .partial_merge import attention_merge, attention_merge_stack
-from .registration import define, definition, is_ours, register, registered
+from .registration import definition, is_ours, register, registered
 from .schemas import (
     ATTENTION_MERGE,
     ATTENTION_MERGE_STACK,

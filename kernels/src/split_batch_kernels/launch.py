@@ -47,10 +47,10 @@ def kernel(module: str, name: str, device: torch.device) -> Any:
     if reason is not None:
         raise TritonUnavailableError(f"{module}.{name} cannot run on {device}: {reason}")
     function = getattr(importlib.import_module(f"{__package__}.{module}"), name)
-    return _Interpreted(function) if device.type == "cpu" else function
+    return Interpreted(function) if device.type == "cpu" else function
 
 
-class _Interpreted:
+class Interpreted:
     """A kernel that runs in the interpreter."""
 
     def __init__(self, function: Any) -> None:

@@ -39,6 +39,17 @@ def _finish(peak, total, mixed):
 
 
 @triton.jit
+def _rounded(value, TYPE: tl.constexpr, BY_HAND: tl.constexpr):
+    """float32 as TYPE, rounded to nearest, ties to even; BY_HAND for the interpreter, which cuts bfloat16 off."""
+    if BY_HAND and TYPE == tl.bfloat16:  # noqa: SIM300
+        bits = value.to(tl.uint32, bitcast=True)
+        up = ((bits >> 16) & 1) + 0x7FFF
+        nearest = tl.add(bits, up, sanitize_overflow=False) & 0xFFFF0000
+        value = tl.where(value == value, nearest.to(tl.float32, bitcast=True), value)
+    return value.to(TYPE)
+
+
+@triton.jit
 def merge_kernel(
     outs,
     lses,
@@ -56,6 +67,7 @@ def merge_kernel(
     PADDED_SIZE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     HAS_LAST: tl.constexpr,
+    BY_HAND: tl.constexpr,
 ):
     """Merge `parts` stacked partials, and one more of another type where HAS_LAST.
 
@@ -81,7 +93,7 @@ def merge_kernel(
         part_lse = tl.load(last_lse + row * last_lse_row_stride, mask=in_range, other=float("-inf"))
         peak, total, mixed = _take(peak, total, mixed, part_out, part_lse)
     merged, merged_lse = _finish(peak, total, mixed)
-    tl.store(out + cell, merged.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + cell, _rounded(merged, out.dtype.element_ty, BY_HAND), mask=inside)
     tl.store(lse + row, merged_lse, mask=in_range)
 
 
@@ -108,7 +120,8 @@ def _lowering(variant: str, parts: str, last: str, result: str, head_size: int, 
             "lse_row_stride": "i32",
             "last_lse_row_stride": "i32",
         },
-        {"HEAD_SIZE": head_size, "PADDED_SIZE": head_size, "BLOCK_ROWS": BLOCK_ROWS, "HAS_LAST": has_last},
+        {"HEAD_SIZE": head_size, "PADDED_SIZE": head_size, "BLOCK_ROWS": BLOCK_ROWS, "HAS_LAST": has_last}
+        | {"BY_HAND": False},
     )
 
 

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from .lowering import Lowering
+from .merge_triton import _rounded
 
 
 @triton.jit
@@ -22,7 +23,7 @@ def _keys(peak, total, mixed, query, key, value, allowed, scale, ELEMENT: tl.con
     shift = tl.where(highest > float("-inf"), highest, 0.0)
     before = tl.exp(peak - shift)
     weights = tl.exp(scores - shift[:, None])
-    added = tl.dot(weights.to(ELEMENT).to(COMPUTE), value, input_precision="ieee")
+    added = tl.dot(_rounded(weights, ELEMENT, COMPUTE != ELEMENT).to(COMPUTE), value, input_precision="ieee")
     return highest, total * before + tl.sum(weights, 1), mixed * before[:, None] + added
 
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .lowering import Lowering
-from .merge_triton import _finish, _take
+from .merge_triton import _finish, _rounded, _take
 from .prefix_triton import _keys, block_keys
 
 
@@ -30,6 +30,7 @@ def suffix_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     COMPUTE: tl.constexpr,
+    BY_HAND: tl.constexpr,
 ):
     """Decode attention of one request and key-value head: keys prefix_length.. and the `parts` of the prefix stage.
 
@@ -77,7 +78,7 @@ def suffix_kernel(
         part_lse = tl.load(prefix_lses + first + row, mask=in_range, other=float("-inf"))
         peak, total, mixed = _take(peak, total, mixed, part_out, part_lse)
     merged, _ = _finish(peak, total, mixed)
-    tl.store(out + own + cell, merged.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + own + cell, _rounded(merged, out.dtype.element_ty, BY_HAND), mask=inside)
 
 
 #: Rows per program at least: the edge of the matrix unit's smallest tile, and what a CUDA dot asks for.
@@ -112,6 +113,7 @@ def _lowering(element: str, heads: int, kv_heads: int, head_size: int, page: int
             "BLOCK_ROWS": LEAST_ROWS,
             "BLOCK_KEYS": block_keys(page),
             "COMPUTE": compute,
+            "BY_HAND": False,
         },
     )
 

@@ -98,6 +98,7 @@ def _merge(
         PADDED_SIZE=_padded(head_size),
         BLOCK_ROWS=MERGE_BLOCK_ROWS,
         HAS_LAST=last is not None,
+        BY_HAND=out.device.type == "cpu",
     )
 
 
@@ -234,6 +235,7 @@ def cascade_suffix_out(
         block_table.stride(0),
         prefix_outs.shape[0],
         BLOCK_ROWS=max(LEAST_SUFFIX_ROWS, _padded(heads // kv_heads)),
+        BY_HAND=query.device.type == "cpu",
         **_constants(query, key_cache),
     )
 

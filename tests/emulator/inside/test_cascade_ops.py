@@ -72,7 +72,7 @@ def test_the_device_limits_are_enforced_by_their_switch(monkeypatch):
     cascade(*inputs(torch.float32))
     monkeypatch.setattr(settings, "DEVICE_LIMITS", True)
     cascade(*inputs())
-    with pytest.raises(split_batch_kernels.DeviceLimitError, match="dtype of query is torch.float32"):
+    with pytest.raises(split_batch_kernels.DeviceLimitError, match=r"dtype of query is torch\.float32"):
         cascade(*inputs(torch.float32))
 
 
