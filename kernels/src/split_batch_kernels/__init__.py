@@ -17,7 +17,7 @@ device build takes is narrower: :data:`DEVICE_LIMITS`, :func:`limit_violations`,
 
 from __future__ import annotations
 
-from .cascade import cascade_prefix, cascade_suffix, prefix_splits
+from .cascade import PREFIX_BLOCK_ROWS, cascade_prefix, cascade_suffix, prefix_splits
 from .definitions import FOREIGN_DEFINITIONS
 from .errors import DeviceLimitError, OpContractError, OpDefinitionError, TritonUnavailableError
 from .limits import DEVICE_LIMITS, DeviceLimits, check_device_limits, limit_violations
@@ -49,6 +49,7 @@ __all__ = [
     "LSE_REPLICAS",
     "MERGE",
     "OWN_SCHEMAS",
+    "PREFIX_BLOCK_ROWS",
     "SCHEMAS",
     "STAGE1",
     "DeviceLimitError",

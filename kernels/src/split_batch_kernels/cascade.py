@@ -19,6 +19,8 @@ from .errors import violation
 from .partial_merge import merge_stack
 from .schemas import CASCADE_PREFIX, CASCADE_SUFFIX
 
+#: Query rows per task of the device's prefix kernel.
+PREFIX_BLOCK_ROWS = 64
 #: Keys that one step of a device kernel takes at a time, the unit in which splitting pays or does not.
 _KEYS_PER_STEP = 128
 #: What one more part costs beside its keys, in steps: its results are written and read again.

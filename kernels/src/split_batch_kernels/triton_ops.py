@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import cascade as reference
 from . import partial_merge as reference_merge
+from .cascade import PREFIX_BLOCK_ROWS
 from .cascade_checks import (
     check_attention_merge,
     check_attention_merge_stack,
@@ -28,8 +29,7 @@ from .launch import kernel
 from .schemas import ATTENTION_MERGE, ATTENTION_MERGE_STACK, CASCADE_PREFIX, CASCADE_SUFFIX, LSE_REPLICAS
 from .stage1 import query_lengths, stage1_pages
 
-#: Rows, or padded query heads, per program: the constants of the kernel sources, which need Triton to be read.
-PREFIX_BLOCK_ROWS = 64
+#: Rows, or padded query heads, per program: as in the kernel sources, which need Triton to be read.
 MERGE_BLOCK_ROWS = 32
 LEAST_SUFFIX_ROWS = 16
 
