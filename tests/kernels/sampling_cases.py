@@ -131,8 +131,9 @@ def compare(tokens: Tensor, probabilities: Tensor) -> Agreement:
         group = (expected[rare].cumsum(0) / 5).floor().long()
         group = group.clamp(max=max(0, int(expected[rare].sum() // 5) - 1))
         size = int(group.max()) + 1
-        expected_groups = torch.cat([expected_groups, torch.zeros(size).double().scatter_add_(0, group, expected[rare])])
-        counted_groups = torch.cat([counted_groups, torch.zeros(size).double().scatter_add_(0, group, counts[rare])])
+        empty = torch.zeros(size, dtype=torch.float64)
+        expected_groups = torch.cat([expected_groups, empty.scatter_add(0, group, expected[rare])])
+        counted_groups = torch.cat([counted_groups, empty.scatter_add(0, group, counts[rare])])
     enough = expected_groups > 0
     expected_groups, counted_groups = expected_groups[enough], counted_groups[enough]
     chi_square = float(((counted_groups - expected_groups) ** 2 / expected_groups).sum())
@@ -140,7 +141,8 @@ def compare(tokens: Tensor, probabilities: Tensor) -> Agreement:
     share = expected_groups / draws
     p_value = 1.0
     if degrees > 0:
-        p_value = float(torch.special.gammaincc(torch.tensor(degrees / 2).double(), torch.tensor(chi_square / 2).double()))
+        half = torch.tensor([degrees, chi_square], dtype=torch.float64) / 2
+        p_value = float(torch.special.gammaincc(half[0], half[1]))
     return Agreement(
         draws=draws,
         forbidden=forbidden,

@@ -1,4 +1,4 @@
-"""``split_batch::sample`` and ``sample_top_k_top_p``: the reference draws what the oracle says, and says what it takes."""
+"""``split_batch::sample`` and ``sample_top_k_top_p``: the reference draws what the oracle says, by its contract."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ MUTANTS = {
         "low = torch.where(found, torch.where(keep_pivot, drawn.weight, pivot), low)",
         "low = torch.where(found, torch.where(keep_pivot, pivot, drawn.weight), low)",
     ),
-    "tokens of the chunk before": ("chunk * self.weights.shape[2] + offset", "(chunk - 1) * self.weights.shape[2] + offset"),
+    "tokens of the chunk after": ("chunk * self.weights.shape[2] + off", "(chunk + 1) * self.weights.shape[2] + off"),
     "words of one row for all": ("keys[:, 3] = torch.arange(rows)", "keys[:, 3] = 0"),
 }
 

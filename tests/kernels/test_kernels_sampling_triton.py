@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from split_batch_kernels import row_launch, sampling, sampling_triton
+from split_batch_kernels import row_launch, sampling, sampling_oracle, sampling_triton
 from split_batch_kernels.launch import kernel
 
 from .sampling_cases import SMALL, Case, compare, draw
@@ -74,10 +74,8 @@ def test_one_row_a_tile_as_on_the_device_and_more_tiles_than_programs():
         rows, top_k, top_p, tokens, tokens, capped, 5, 100, 100, low, high, 3, True, True, True, False, 1, 32, 4, 64
     )
     want = torch.zeros(5, dtype=torch.int32)
-    # Chunks of 32 tokens draw differently from one chunk of all: the distribution is the same, the tokens are kept ones.
     assert torch.equal(capped, want)
-    from split_batch_kernels import sampling_oracle
-
+    # Chunks of 32 tokens draw others than one chunk of all does, from the same distribution.
     for row, token in zip(rows, tokens.tolist(), strict=True):
         assert sampling_oracle.probabilities(row, 4, 0.9)[token] > 0
 

@@ -22,8 +22,8 @@ def weights_of(scores: Tensor, logits: bool = True) -> Tensor:
 def kept(weights: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
     """Which tokens of one row belong to the kept set: bool ``(vocabulary,)``.
 
-    Kept are tokens with fewer than ``top_k`` heavier ones and less than ``top_p`` of the row's mass in heavier ones, and
-    the heaviest in any case. ``None``, a top_k below 1 and a top_p of at least 1 drop nothing.
+    Kept are tokens with fewer than ``top_k`` heavier ones and less than ``top_p`` of the row's mass in heavier ones,
+    and the heaviest in any case. ``None``, a top_k below 1 and a top_p of at least 1 drop nothing.
     """
     ascending, order = weights.sort()
     # How many tokens are at most as heavy: equal weights get the same number.
