@@ -22,7 +22,20 @@ CONFIG = {
     "hidden_size": 256,
     "num_hidden_layers": 2,
 }
-CELLS = ["--modes", "eager", "--batches", "2,4", "--prefixes", "128,512", "--suffixes", "16,200", "--seconds", "0.05"]
+CELLS = [
+    "--modes",
+    "eager",
+    "--batches",
+    "2,4",
+    "--prefixes",
+    "128,512",
+    "--suffixes",
+    "16,200",
+    "--seconds",
+    "0.05",
+    "--most-noise",
+    "1e9",
+]
 
 
 def calibrate(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

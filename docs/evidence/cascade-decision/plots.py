@@ -137,8 +137,8 @@ def emulated(profile: Profile, cells: list[Any], folder: Path) -> None:
     model = CostModel(profile.coefficients, profile.coverage.shape)
     suffix = min(cell.suffix_tokens // cell.requests for cell in cells)
     batches = sorted({cell.requests for cell in cells})
-    chosen = [batches[0], batches[len(batches) // 2], batches[-1]]
-    figure, axes = plt.subplots(1, 3, figsize=(13.5, 4.8), layout="constrained")
+    chosen = list(dict.fromkeys([batches[0], batches[len(batches) // 2], batches[-1]]))
+    figure, axes = plt.subplots(1, len(chosen), figsize=(4.5 * len(chosen), 4.8), layout="constrained")
     for axis, requests in zip(axes, chosen, strict=True):
         here = sorted(
             (c for c in cells if c.requests == requests and c.suffix_tokens == suffix * requests),
@@ -159,5 +159,5 @@ def emulated(profile: Profile, cells: list[Any], folder: Path) -> None:
         axis.set_ylim(bottom=0)
     axes[0].set_ylabel("milliseconds per layer")
     axes[0].legend(frameon=False, fontsize=9)
-    figure.suptitle("Emulated NPU, operator by operator, SmolLM2 attention: the shipped profile and what it was fitted to")
+    figure.suptitle("Emulated NPU, eager, SmolLM2 attention: shipped profile and its cells", fontsize=12)
     save(figure, "emulated", folder)

@@ -222,6 +222,12 @@ def test_a_noisy_device_gets_a_wider_margin():
     assert profile.coefficients.cache_mib == 192
 
 
+def test_a_busy_machine_gives_no_profile():
+    made = timings(noise=0.3)
+    with pytest.raises(CommandError, match="differs from itself by 30% in half of the cells"):
+        calibrate.profile_of(Key("X", "wheel", "eager"), [t.cell for t in made], SHAPE, made, ("a test",))
+
+
 def test_a_calibration_needs_different_cells():
     made = [timing for timing in timings() if timing.cell.requests == 2]
     with pytest.raises(CommandError, match="same requests"):

@@ -37,6 +37,8 @@ DEFAULT_SHAPE = AttentionShape(query_heads=40, kv_heads=8, head_size=128, elemen
 DEFAULT_DTYPE = "bfloat16"
 #: Share of the host's attention time that must be saved at least, and the most layers a step is timed with.
 LEAST_MARGIN, MOST_LAYERS = 0.03, 32
+#: Where the host's own path differs from itself by more than this share in half of the cells, the device is not idle.
+MOST_NOISE = 0.25
 #: Mebibytes up to which shared blocks are found again in the device's cache. Ascend 910B: 192. A processor that is
 #: bound by arithmetic has no such limit.
 CACHE_MIB = 192.0
@@ -55,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefixes", type=positives, default=(512, 1024, 2048, 4096, 8192, 16384), metavar="N,N,...")
     parser.add_argument("--suffixes", type=positives, default=(64, 512), metavar="N,N,...")
     parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time per cell; default 1")
+    parser.add_argument(
+        "--most-noise",
+        type=float,
+        default=MOST_NOISE,
+        metavar="SHARE",
+        help=f"write nothing when the host's own path differs from itself by more in half of the cells; {MOST_NOISE}",
+    )
     parser.add_argument("--memory-gib", type=positive, default=8, metavar="N", help="device memory to use at most; 8")
     parser.add_argument("--cells", metavar="FILE", help="also write the measured cells")
 
@@ -78,7 +87,9 @@ def run(options: argparse.Namespace) -> int:
         key = Key(device_key(torch_npu), options.tier, mode)
         timings = _measure(tier, mode, shape, dtype, layers, most_blocks, batches, options.seconds)
         sources = _sources(torch_npu, dtype, layers)
-        found.append(profile_of(key, [timing.cell for timing in timings], shape, timings, sources))
+        found.append(
+            profile_of(key, [timing.cell for timing in timings], shape, timings, sources, most_noise=options.most_noise)
+        )
         measured.append(_measured(key, shape, dtype, layers, timings))
         print(_summary(found[-1], timings, shape))
     _write(out, document(found))
@@ -155,7 +166,13 @@ def _measure(
 
 
 def profile_of(
-    key: Key, cells: Sequence[Cell], shape: AttentionShape, timings: Sequence[Any], sources: tuple[str, ...]
+    key: Key,
+    cells: Sequence[Cell],
+    shape: AttentionShape,
+    timings: Sequence[Any],
+    sources: tuple[str, ...],
+    *,
+    most_noise: float = MOST_NOISE,
 ) -> Profile:
     """The profile that the measured cells give.
 
@@ -171,6 +188,13 @@ def profile_of(
         )
     except FitError as error:
         raise CommandError(f"{error} (--batches, --prefixes, --suffixes)", 1) from None
+    noise = statistics.median(timing.noise for timing in timings)
+    if noise > most_noise:
+        raise CommandError(
+            f"the host's own path differs from itself by {noise:.0%} in half of the cells: device or machine are busy; "
+            "nothing was written, measure again when they are idle",
+            1,
+        )
     suffixes = [cell.suffix_tokens // cell.requests for cell in cells]
     coverage = Coverage(
         AttentionShape(shape.query_heads, shape.kv_heads, shape.head_size, shape.element_bytes),
@@ -178,7 +202,7 @@ def profile_of(
         prefix_tokens=Range(min(cell.prefix_tokens for cell in cells), max(cell.prefix_tokens for cell in cells)),
         suffix_tokens=Range(min(suffixes), max(suffixes)),
     )
-    margin = max(LEAST_MARGIN, quality.median_error, statistics.median(timing.noise for timing in timings))
+    margin = max(LEAST_MARGIN, quality.median_error, noise)
     return Profile(
         key,
         sources,
