@@ -54,7 +54,7 @@ def test_is_done_once_and_says_so(compiler, tmp_path):
     assert said[0].startswith("building the emulated NPU backend with ")
     assert f"once (kept in {tmp_path / 'cache'})" in said[0]
     calls = len(log.read_text().splitlines())
-    assert calls == len(build.SOURCES) + 1
+    assert calls == len(build.UNITS) + 1
     assert build.ensure_backend(said.append) == first
     assert len(log.read_text().splitlines()) == calls
     assert len(said) == 2
@@ -72,7 +72,7 @@ def test_processes_at_the_same_time_build_once(compiler, tmp_path):
     children = [subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     outputs = {child.communicate(timeout=60)[0] for child in children}
     assert len(outputs) == 1
-    assert len(log.read_text().splitlines()) == len(build.SOURCES) + 1
+    assert len(log.read_text().splitlines()) == len(build.UNITS) + 1
 
 
 def test_a_failure_is_one_line_and_leaves_nothing(compiler, tmp_path):

@@ -56,12 +56,22 @@ def environment(base: Mapping[str, str] | None = None, *, kernels: bool = True) 
     # The host's graph compiler returns an FX graph module, which torch 2.13's cache of compiled functions refuses
     # (torch 2.10, which the host pins, does not): a difference between the torch versions, not between devices.
     result["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
+    # The host keeps nothing of what TorchAir compiles, but vLLM records that it did: a second start with vLLM's compile
+    # cache would find nothing to call. Without the cache every start compiles.
+    result.setdefault("VLLM_DISABLE_COMPILE_CACHE", "1")
     return result
 
 
 def variables(result: Mapping[str, str]) -> dict[str, str]:
     """The variables that `environment` sets or changes."""
-    names = ("PYTHONPATH", "TORCH_NPU_EMULATOR", "NPU_EMU_BACKEND", "TORCHINDUCTOR_AUTOGRAD_CACHE", KERNELS_VARIABLE)
+    names = (
+        "PYTHONPATH",
+        "TORCH_NPU_EMULATOR",
+        "NPU_EMU_BACKEND",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE",
+        "VLLM_DISABLE_COMPILE_CACHE",
+        KERNELS_VARIABLE,
+    )
     return {name: result[name] for name in names if name in result}
 
 

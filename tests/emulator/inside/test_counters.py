@@ -21,6 +21,7 @@ def test_the_shape_of_a_snapshot():
         "copies",
         "synchronizes",
         "implicit_synchronizes",
+        "graphs",
         "memory",
     }
 

@@ -249,34 +249,6 @@ class TestRandom:
         )
 
 
-class TestGraphsAreRefused:
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "NPUGraph",
-            "graph",
-            "ExternalEvent",
-            "graph_pool_handle",
-            "graph_task_group_begin",
-            "graph_task_group_end",
-            "graph_task_update_begin",
-            "graph_task_update_end",
-        ],
-    )
-    def test_by_name_and_with_the_way_out(self, name):
-        with pytest.raises(NotImplementedError, match=f"torch.npu.{name}: .*runs eagerly only.*--enforce-eager"):
-            getattr(torch.npu, name)()
-
-    def test_nothing_is_capturing(self):
-        assert torch.npu.is_current_stream_capturing() is False
-
-    def test_the_graph_compiler(self):
-        import torchair
-
-        with pytest.raises(NotImplementedError, match=r"get_npu_backend: .*--enforce-eager"):
-            torchair.get_npu_backend()
-
-
 class TestOtherNames:
     def test_the_profiler_is_refused(self):
         with pytest.raises(NotImplementedError, match="profiling is not modelled"):

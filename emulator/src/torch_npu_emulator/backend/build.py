@@ -24,7 +24,22 @@ from pathlib import Path
 import filelock
 import platformdirs
 
-SOURCES = ("attention.cpp", "npu_backend.cpp", "fallback.cpp")
+# Files of one unit are compiled together: most of a compilation is reading torch's headers.
+UNITS = {
+    "attention": ("attention.cpp",),
+    "device": ("npu_backend.cpp", "fallback.cpp"),
+    "graphs": (
+        "memory_block.cpp",
+        "graph_pool.cpp",
+        "streams.cpp",
+        "tape.cpp",
+        "replay.cpp",
+        "capture.cpp",
+        "captured_call.cpp",
+        "task_update.cpp",
+        "graph_api.cpp",
+    ),
+}
 COMPILER_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 # The compiler's default for many x86 processors are half as wide vectors as they have.
 MACHINE_FLAGS = {"x86_64": ("-mprefer-vector-width=512",)}
@@ -143,11 +158,13 @@ def _build(torch: Torch, compiler: str, target: Path) -> None:
     # environment share one build.
     link = [f"-L{torch.folder}/lib", *LIBRARIES, "-Wl,--no-undefined"]
     with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as work:
-        objects = [f"{work}/{Path(source).stem}.o" for source in SOURCES]
-        compiles = [
-            [compiler, *_flags(), *include, "-c", str(_source_folder() / source), "-o", made]
-            for source, made in zip(SOURCES, objects, strict=True)
-        ]
+        objects, compiles = [], []
+        for unit, sources in UNITS.items():
+            whole = Path(work) / f"{unit}.cpp"
+            includes = [f'#include "{_source_folder() / source}"\n' for source in sources]
+            whole.write_text("".join(includes), encoding="utf-8")
+            objects.append(f"{work}/{unit}.o")
+            compiles.append([compiler, *_flags(), *include, "-c", str(whole), "-o", objects[-1]])
         _run_all(compiles, work)
         library = f"{work}/npu_backend.so"
         _run_all([[compiler, "-shared", "-fopenmp", *objects, *link, "-o", library]], work)

@@ -21,6 +21,8 @@ struct Counters {
   // waits for the stream without being asked to.
   std::atomic<int64_t> implicit_synchronizes{0};
 
+  std::atomic<int64_t> graph_captures{0}, graph_replays{0}, task_updates{0};
+
   // `operator_id` is an address that identifies the operator for the life of the process, so that its name is made
   // once and not at every launch.
   template <typename MakeName>
@@ -44,7 +46,8 @@ struct Counters {
     const std::lock_guard<std::mutex> lock(mutex);
     for (auto& item : launches_) item.second.count = 0;
     for (auto* value : {&device_to_host, &device_to_host_bytes, &host_to_device, &host_to_device_bytes,
-                        &device_to_device, &device_to_device_bytes, &synchronizes, &implicit_synchronizes}) {
+                        &device_to_device, &device_to_device_bytes, &synchronizes, &implicit_synchronizes, &graph_captures, &graph_replays,
+                        &task_updates}) {
       *value = 0;
     }
   }

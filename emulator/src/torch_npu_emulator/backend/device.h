@@ -1,7 +1,7 @@
 // The emulated device: its memory, its device guard, its hooks.
 //
 // "Device memory" is host memory, taken and counted per device. Everything runs synchronously on the calling
-// thread, therefore streams carry no state here (Python keeps their identity) and synchronising is only counted.
+// thread; what of streams outlasts a call is in streams.h.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "counters.h"
+#include "streams.h"
 
 namespace npu_emulator {
 
@@ -40,9 +41,15 @@ inline c10::DeviceIndex checked_index(int64_t index) {
   return static_cast<c10::DeviceIndex>(index);
 }
 
+// Set on a thread that captures a graph: memory comes from the graph's pool.
+inline thread_local c10::DataPtr (*allocate_in_capture)(size_t bytes) = nullptr;
+
 class NpuAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
+    return allocate_in_capture != nullptr && bytes != 0 ? allocate_in_capture(bytes) : allocate_uncaptured(bytes);
+  }
+  c10::DataPtr allocate_uncaptured(size_t bytes) {
     const c10::Device device(kNpu, current_device);
     if (bytes == 0) return {nullptr, nullptr, &free_block, device};
     auto& use = memory_use[current_device];
@@ -106,8 +113,14 @@ class NpuGuard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(device_count); }
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override { ++counters.synchronizes; }
-  void synchronizeDevice(c10::DeviceIndex) const override { ++counters.synchronizes; }
+  void synchronizeStream(const c10::Stream&) const override {
+    ++counters.synchronizes;
+    wait_for_stream(current_stream(), "synchronize");
+  }
+  void synchronizeDevice(c10::DeviceIndex) const override {
+    ++counters.synchronizes;
+    wait_for_device("synchronize");
+  }
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 };
 

@@ -7,50 +7,24 @@
 
 #include "alias.h"
 #include "counters.h"
+#include "captured_call.h"
+#include "capture.h"
 #include "device.h"
+#include "operator_rules.h"
+#include "streams.h"
+#include "task_update.h"
 
 namespace npu_emulator {
 namespace {
-
-std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
-
-bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
-
-bool is_index_put(const std::string& name) {
-  return starts_with(name, "aten::index_put") || starts_with(name, "aten::_index_put_impl");
-}
-
-// Operators whose result size, or whose work, depends on device data: hardware waits for the stream to learn it.
-bool waits_for_data(const std::string& name, const torch::jit::Stack& stack, size_t first) {
-  if (starts_with(name, "aten::nonzero") || starts_with(name, "aten::masked_select") ||
-      starts_with(name, "aten::_unique") || starts_with(name, "aten::unique_") || name == "aten::equal" ||
-      name == "aten::bincount" || name == "aten::repeat_interleave.Tensor") {
-    return true;
-  }
-  if (is_index_put(name) && stack[first + 1].isOptionalTensorList()) {
-    for (const std::optional<at::Tensor>& index : stack[first + 1].toOptionalTensorList().vec()) {
-      if (index && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte)) return true;
-    }
-  }
-  return false;
-}
-
-// Host tensors that an operator may take beside device tensors, as torch's other accelerators allow: the indices of
-// index and index_put, which are copied to the device. Zero-dimensional host tensors count as numbers everywhere.
-bool takes_host_indices(const std::string& name, size_t argument) {
-  return (is_index_put(name) || starts_with(name, "aten::index.")) && argument == 1;
-}
-
-// The ATB library reads the lengths of paged attention on the host.
-bool reads_on_host(const std::string& name, size_t argument) {
-  return starts_with(name, "npu::_npu_paged_attention") && argument == 7;
-}
 
 class Call {
  public:
   Call(const c10::OperatorHandle& op, torch::jit::Stack* stack) : op_(op), stack_(*stack) {}
 
   void run(c10::DispatchKey key) {
+    if (updating_tasks()) return update_task(op_, &stack_, key);
+    if (capturing()) return capture_operator(op_, &stack_, key);
+    require_running(current_stream(), [this] { return name_of(op_); });
     const auto& schema = op_.schema();
     const size_t first = stack_.size() - schema.arguments().size();
     counters.launch(&schema, [this] { return name_of(op_); });
@@ -59,6 +33,7 @@ class Call {
       if (host_tensors_) check_devices();
       if (op_.operator_name().name.rfind("aten::", 0) == 0 && waits_for_data(name_of(op_), stack_, first)) {
         ++counters.implicit_synchronizes;
+        wait_for_stream(current_stream(), name_of(op_));
       }
     }
     op_.redispatchBoxed(c10::DispatchKeySet(key), &stack_);
@@ -171,10 +146,6 @@ class Call {
         npu.unsafeGetTensorImpl()->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
       }
     }
-  }
-
-  static bool is_nested_list(const c10::IValue& value) {
-    return value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensorList();
   }
 
   const c10::OperatorHandle& op_;

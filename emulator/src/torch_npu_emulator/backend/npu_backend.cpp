@@ -21,9 +21,12 @@
 #include <sstream>
 
 #include "alias.h"
+#include "capture.h"
 #include "counters.h"
 #include "device.h"
 #include "fallback.h"
+#include "streams.h"
+#include "task_update.h"
 
 namespace npu_emulator {
 C10_REGISTER_GUARD_IMPL(PrivateUse1, NpuGuard)
@@ -91,18 +94,50 @@ const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size,
   return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), memory_format);
 }
 
-at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool /*non_blocking*/) {
-  const bool from_npu = is_npu(self), to_npu = is_npu(destination);
+void copy_and_count(const at::Tensor& target, const at::Tensor& source, bool from_npu, bool to_npu) {
   // What crosses the bus is what the side that sends has: a broadcast or a cast happens on the other side.
-  const auto bytes = static_cast<int64_t>(self.nbytes());
+  const auto bytes = static_cast<int64_t>(source.nbytes());
   auto& count = !from_npu ? counters.host_to_device : to_npu ? counters.device_to_device : counters.device_to_host;
   auto& total = !from_npu ? counters.host_to_device_bytes
                 : to_npu  ? counters.device_to_device_bytes
                           : counters.device_to_host_bytes;
   ++count;
   total += bytes;
-  auto target = to_npu ? to_cpu_alias(destination) : destination;
-  target.copy_(from_npu ? to_cpu_alias(self) : self);
+  target.copy_(source);
+}
+
+// A copy in a graph reads its source when it is replayed; memory of the host is kept until then.
+void capture_copy(const at::Tensor& self, const at::Tensor& destination, bool from_npu, bool non_blocking) {
+  if (!is_npu(destination)) refuse_in_capture("a copy from the device to the host");
+  if (!from_npu && !non_blocking) refuse_in_capture("a copy from the host to the device that is not non_blocking");
+  auto& tape = captured_tape();
+  const auto by_address = [&tape](const at::Tensor& tensor) {
+    const auto& storage = tensor.storage();
+    return tensor_on(tape.host_storage(block_of(storage), storage.nbytes()), tensor, c10::DispatchKey::CPU);
+  };
+  Node node{Node::Kind::kWork, "copy"};
+  node.work = [target = by_address(destination), source = from_npu ? by_address(self) : self, from_npu] {
+    copy_and_count(target, source, from_npu, /*to_npu=*/true);
+  };
+  capture_node(std::move(node));
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
+  const bool from_npu = is_npu(self), to_npu = is_npu(destination);
+  refuse_in_update("a copy");
+  if (capturing()) {
+    capture_copy(self, destination, from_npu, non_blocking);
+    return destination;
+  }
+  if (from_npu && to_npu) {
+    require_running(current_stream(), "a copy on the device");
+  } else if (non_blocking) {
+    require_running(current_stream(), "a copy");
+  } else {
+    // The host waits until the copy is done, and so for all that the stream did before.
+    wait_for_stream(current_stream(), from_npu ? "a copy from the device to the host" : "a copy from the host to the device");
+  }
+  copy_and_count(to_npu ? to_cpu_alias(destination) : destination, from_npu ? to_cpu_alias(self) : self, from_npu, to_npu);
   return destination;
 }
 
@@ -112,6 +147,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destin
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
+  wait_for_stream(current_stream(), "reading a number from the device (item)");
   ++counters.device_to_host;
   counters.device_to_host_bytes += static_cast<int64_t>(self.itemsize());
   return at::_local_scalar_dense(to_cpu_alias(self));
@@ -152,7 +188,9 @@ std::string counters_json() {
       << ",\"device_to_device\":" << counters.device_to_device
       << ",\"device_to_device_bytes\":" << counters.device_to_device_bytes
       << "},\"synchronizes\":" << counters.synchronizes
-      << ",\"implicit_synchronizes\":" << counters.implicit_synchronizes << ",\"memory\":{\"allocated\":" << allocated
+      << ",\"implicit_synchronizes\":" << counters.implicit_synchronizes
+      << ",\"graphs\":{\"captures\":" << counters.graph_captures << ",\"replays\":" << counters.graph_replays
+      << ",\"task_updates\":" << counters.task_updates << "},\"memory\":{\"allocated\":" << allocated
       << ",\"peak\":" << peak << "}}";
   return out.str();
 }

@@ -36,7 +36,12 @@ _library.npu_emulator_count_launch.argtypes = [ctypes.c_char_p]
 _library.npu_emulator_allocated.restype = ctypes.c_int64
 _library.npu_emulator_peak.restype = ctypes.c_int64
 _library.npu_emulator_counters.restype = ctypes.c_char_p
+_library.npu_emulator_set_stream.argtypes = [ctypes.c_int64, ctypes.c_int64]
 _library.npu_emulator_init(settings.DEVICES, settings.DEVICE_BYTES)
+_library.npu_emulator_trace_poison(settings.TRACE_POISON)
+# Faults of graphs by the backend's numbers (backend/faults.h).
+_GRAPH_FAULTS = {"ignore_task_update": 1, "stale_event": 2}
+_library.npu_emulator_set_faults(sum(number for name, number in _GRAPH_FAULTS.items() if settings.fault(name)))
 
 current_device: Any = _library.npu_emulator_current_device
 set_device: Any = _library.npu_emulator_set_device
@@ -44,6 +49,8 @@ allocated: Any = _library.npu_emulator_allocated
 peak: Any = _library.npu_emulator_peak
 reset_peak: Any = _library.npu_emulator_reset_peak
 count_synchronize: Any = _library.npu_emulator_count_synchronize
+set_stream: Any = _library.npu_emulator_set_stream
+capturing: Any = _library.npu_emulator_capturing
 reset_counters: Any = _library.npu_emulator_reset_counters
 
 

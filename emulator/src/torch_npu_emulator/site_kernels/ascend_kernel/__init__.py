@@ -56,8 +56,8 @@ def _after_stage1(
 ) -> Any:
     if q_seqlen_value == 0:
         # Without a uniform length the device build pulls both length tensors to the host, and waits for each.
-        _backend.count_synchronize()
-        _backend.count_synchronize()
+        torch.npu.current_stream().synchronize()
+        torch.npu.current_stream().synchronize()
     page = key.shape[1]
     kv_lengths = actual_kv_seqlens.tolist()
     row_bytes = (key.shape[3] + value.shape[3]) * key.shape[2] * key.element_size()
@@ -86,6 +86,27 @@ def _after_merge(op: str, result: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def _capture_stage1(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    block_table: torch.Tensor,
+    actual_q_seqlens: torch.Tensor,
+    actual_kv_seqlens: torch.Tensor,
+    q_seqlen_value: int = 0,
+) -> Any:
+    """Stage 1 in a capture: its shapes, unless it would read its lengths on the host."""
+    if q_seqlen_value == 0:
+        raise RuntimeError(
+            f"{split_batch_kernels.STAGE1} with q_seqlen_value=0 while a graph is captured: it reads the lengths on "
+            "the host, and waits for the device; give the uniform query length"
+        )
+    # The tensors hold no data here: the call goes to the operator's shape function.
+    return torch.ops.npu.fa_fp32_stage1(
+        query, key, value, block_table, actual_q_seqlens, actual_kv_seqlens, q_seqlen_value
+    )
+
+
 # It runs under the emulation's key, on CPU tensors that share the memory of the call's npu tensors.
 split_batch_kernels.register(
     "PrivateUse2",
@@ -93,5 +114,7 @@ split_batch_kernels.register(
     implementation=os.environ.get("NPU_EMU_KERNELS", "reference"),
     ops=split_batch_kernels.SCHEMAS,
 )
+_library = torch.library.Library("npu", "FRAGMENT")
+_library.impl("fa_fp32_stage1", _capture_stage1, "PrivateUse3")
 for _op in split_batch_kernels.SCHEMAS:
     _backend.bind(*_op.split("::"))

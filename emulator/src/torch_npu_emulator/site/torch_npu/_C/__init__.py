@@ -6,9 +6,12 @@ import torch
 
 
 class _NPUTaskGroupHandle:
-    """An annotation in the host; graphs make such handles."""
+    """An annotation in the host; `torch.npu.graph_task_group_end` returns such handles."""
 
 
 def _weak_ref_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the same memory. Unlike the published one it keeps that memory alive."""
-    return tensor.detach()
+    """An npu tensor on the same memory that does not keep it in use: it may be overwritten once its owner gave it up.
+
+    Other tensors are returned as they are.
+    """
+    return torch.ops.npu_emulator.weak_reference(tensor) if tensor.device.type == "npu" else tensor

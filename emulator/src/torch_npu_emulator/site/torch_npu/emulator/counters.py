@@ -8,6 +8,7 @@
      "copies": {"device_to_host": 0, "device_to_host_bytes": 0, "host_to_device": 0, "host_to_device_bytes": 0,
                 "device_to_device": 0, "device_to_device_bytes": 0},
      "synchronizes": 0, "implicit_synchronizes": 0,
+     "graphs": {"captures": 0, "replays": 0, "task_updates": 0},
      "memory": {"allocated": 0, "peak": 0}}
 
 * launches: operators that reach the device, by name with overload. Views, allocations and copies are none.
@@ -15,6 +16,8 @@
 * copies: by direction. Reading one number (``item()``, ``_local_scalar_dense``) is a copy to the host.
 * synchronizes: calls of ``synchronize`` on device, stream or event. implicit_synchronizes: operators that wait for
   device data without being asked to (nonzero, boolean indexing, ...).
+* graphs: captures of graphs, their replays, and tasks whose arguments were replaced. What is captured is not run and
+  counts nowhere else; a replay counts its launches, copies and bytes like calls.
 * memory: bytes, of all devices of the process. The other numbers start again at zero with ``reset()``; these do not.
 
 With ``NPU_EMU_COUNTERS=FOLDER`` the process writes ``FOLDER/<pid>.json`` twice a second, when something changed,
@@ -60,6 +63,7 @@ def snapshot() -> dict[str, Any]:
         "copies": backend["copies"],
         "synchronizes": backend["synchronizes"],
         "implicit_synchronizes": backend["implicit_synchronizes"],
+        "graphs": backend["graphs"],
         "memory": backend["memory"],
     }
 
@@ -80,7 +84,7 @@ def window() -> Iterator[dict[str, Any]]:
     before = snapshot()
     yield counted
     after = snapshot()
-    for key in ("kv_bytes", "copies"):
+    for key in ("kv_bytes", "copies", "graphs"):
         counted[key] = {name: after[key][name] - before[key][name] for name in after[key]}
     launches = {name: count - before["launches"].get(name, 0) for name, count in after["launches"].items()}
     counted["launches"] = {name: count for name, count in launches.items() if count}

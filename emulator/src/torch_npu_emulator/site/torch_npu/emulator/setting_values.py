@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-FAULTS = frozenset({"fia_uniform_average", "lse_shift", "lse_base2", "kv_length_plus_one"})
+FAULTS = frozenset(
+    {
+        "fia_uniform_average",
+        "lse_shift",
+        "lse_base2",
+        "kv_length_plus_one",
+        "ignore_task_update",
+        "stale_event",
+    }
+)
 
 
 class SettingError(ImportError):
@@ -22,6 +31,7 @@ class Values(NamedTuple):
     triton: str
     counters_folder: str | None
     oplog_path: str | None
+    trace_poison: bool
     faults: frozenset[str]
 
 
@@ -39,6 +49,7 @@ def read(environ: Mapping[str, str]) -> Values:
         triton=_choice(environ, "NPU_EMU_TRITON", "standin", ("standin", "interpreter")),
         counters_folder=environ.get("NPU_EMU_COUNTERS") or None,
         oplog_path=environ.get("NPU_EMU_OPLOG") or None,
+        trace_poison=_choice(environ, "NPU_EMU_TRACE_POISON", "0", ("0", "1")) == "1",
         faults=_faults(environ),
     )
 

@@ -19,6 +19,7 @@ __all__ = [
     "FAULTS",
     "FLOAT32_ATTENTION",
     "OPLOG_PATH",
+    "TRACE_POISON",
     "TRITON",
     "SettingError",
     "fault",
@@ -33,6 +34,7 @@ DEVICE_LIMITS = _values.device_limits
 TRITON = _values.triton
 COUNTERS_FOLDER = _values.counters_folder
 OPLOG_PATH = _values.oplog_path
+TRACE_POISON = _values.trace_poison
 ACTIVE_FAULTS = _values.faults
 
 

@@ -42,7 +42,7 @@ class StandinKernel:
                 f"the Triton kernel {self.__name__} has no stand-in on the emulated NPU: "
                 "NPU_EMU_TRITON=interpreter runs it in Triton's interpreter (needs the triton package)"
             )
-        return lambda *args, **kwargs: standin(grid, *args, **kwargs)
+        return lambda *args, **kwargs: _launch(f"triton::{self.__name__}", standin, (grid, *args), kwargs)
 
     def __call__(self, *args: object, **kwargs: object) -> None:
         raise RuntimeError(f"the Triton kernel {self.__name__} is launched with a grid: kernel[grid](...)")
@@ -76,8 +76,6 @@ def _compute_slot_mapping_kernel(
     """
     if TOTAL_CP_WORLD_SIZE != 1:
         raise NotImplementedError("_compute_slot_mapping_kernel with context parallelism has no stand-in")
-    from torch_npu import _backend
-
     requests = grid[0] - 1
     starts = _host(query_start_loc)[: requests + 1].long()
     slots = _host(slot_mapping)
@@ -88,7 +86,12 @@ def _compute_slot_mapping_kernel(
     block = table[request * block_table_stride + position // block_size].long()
     slots[begin:end] = (block * block_size + position % block_size).to(slots.dtype)
     slots[num_tokens:max_num_tokens] = PAD_ID
-    _backend.count_launch("triton::_compute_slot_mapping_kernel")
+
+
+def _launch(name: str, function: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    from torch_npu.npu.launches import launch
+
+    launch(name, function, args, kwargs)
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,9 +121,14 @@ def _run_on_host(interpreter: types.ModuleType) -> None:
     run = interpreter.InterpretedFunction.run
 
     def run_on_host(self: Any, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(_host(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
-        kwargs = {name: _host(arg) if isinstance(arg, torch.Tensor) else arg for name, arg in kwargs.items()}
-        return run(self, *args, **kwargs)
+        def interpret(*args: Any, **kwargs: Any) -> None:
+            args = tuple(_host(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
+            kwargs = {name: _host(arg) if isinstance(arg, torch.Tensor) else arg for name, arg in kwargs.items()}
+            run(self, *args, **kwargs)
+
+        if not any(isinstance(arg, torch.Tensor) and arg.device.type == "npu" for arg in (*args, *kwargs.values())):
+            return run(self, *args, **kwargs)
+        return _launch(f"triton::{self.fn.__name__}", interpret, args, kwargs)
 
     interpreter.InterpretedFunction.run = run_on_host
 

@@ -22,17 +22,8 @@ from torch_npu.npu.devices import (
     set_device,
     synchronize,
 )
-from torch_npu.npu.graphs import (
-    ExternalEvent,
-    NPUGraph,
-    graph,
-    graph_pool_handle,
-    graph_task_group_begin,
-    graph_task_group_end,
-    graph_task_update_begin,
-    graph_task_update_end,
-    is_current_stream_capturing,
-)
+from torch_npu.npu.external_events import ExternalEvent
+from torch_npu.npu.graphs import NPUGraph, graph, graph_pool_handle, is_current_stream_capturing
 from torch_npu.npu.memory import (
     empty_cache,
     max_memory_allocated,
@@ -53,6 +44,12 @@ from torch_npu.npu.streams import (
     default_stream,
     set_stream,
     stream,
+)
+from torch_npu.npu.task_groups import (
+    graph_task_group_begin,
+    graph_task_group_end,
+    graph_task_update_begin,
+    graph_task_update_end,
 )
 
 config = _config.Config()

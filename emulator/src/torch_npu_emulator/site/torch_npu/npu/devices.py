@@ -122,8 +122,10 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def synchronize(device: Any = None) -> None:
+    """The host waits for the device; see `Stream.synchronize`."""
     index_of(device)
     _backend().count_synchronize()
+    torch.ops.npu_emulator.synchronize_device("torch.npu.synchronize")
 
 
 def set_compile_mode(*, jit_compile: bool = False) -> None:

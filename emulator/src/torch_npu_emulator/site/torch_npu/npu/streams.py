@@ -1,7 +1,8 @@
 """Streams and events.
 
-Every operator is finished when its call returns, so a stream orders nothing: waiting is no work. Streams keep their
-identity and the current stream is per thread; synchronising is counted.
+Every operator is finished when its call returns. What outlasts it is a replayed graph that waits at an external event:
+work behind it on its stream cannot run, and a host that waits for it would hang; both raise (``backend/streams.h``).
+Streams keep their identity and the current stream is per thread; synchronising is counted.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ class Stream:
 
     def wait_stream(self, stream: Stream) -> None:
         _expect(stream, Stream)
+        self.wait_event(stream.record_event())
 
     def wait_event(self, event: Event) -> None:
         _expect(event, Event)
+        event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
         event = Event() if event is None else event
@@ -43,10 +46,13 @@ class Stream:
         return event
 
     def synchronize(self) -> None:
+        """The host waits for the stream. Raises RuntimeError where that would never end, and in a capture."""
         _backend().count_synchronize()
+        torch.ops.npu_emulator.synchronize_stream(key_of(self), "torch.npu.Stream.synchronize")
 
     def query(self) -> bool:
-        return True
+        """Whether all work of the stream is finished."""
+        return self.record_event().query()
 
     def __enter__(self) -> Stream:
         self._before = current_stream()
@@ -66,18 +72,23 @@ class Event:
             raise NotImplementedError("interprocess events are not modelled by the emulated NPU")
         self._timing = enable_timing
         self._time: float | None = None
+        self._event = torch.classes.npu_emulator.StreamEvent()
 
     def record(self, stream: Stream | None = None) -> None:
         self._time = time.perf_counter()
+        self._event.record(key_of(stream or current_stream()))
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Everything recorded is finished already."""
+        """The stream waits for what the event was recorded behind."""
+        self._event.wait(key_of(stream or current_stream()))
 
     def query(self) -> bool:
-        return True
+        return bool(self._event.query())
 
     def synchronize(self) -> None:
+        """The host waits for what the event was recorded behind; see `Stream.synchronize`."""
         _backend().count_synchronize()
+        self._event.synchronize()
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds of host time between two recorded events."""
@@ -91,6 +102,13 @@ class Event:
 def _expect(value: object, kind: type) -> None:
     if not isinstance(value, kind):
         raise TypeError(f"expected a torch.npu.{kind.__name__}, got {type(value).__name__}")
+
+
+def key_of(stream: Stream) -> int:
+    """The number by which the backend knows the stream."""
+    _expect(stream, Stream)
+    device = stream.device_index
+    return -(device + 1) if stream is _defaults.get(device) else stream.stream_id
 
 
 def default_stream(device: Any = None) -> Stream:
@@ -110,6 +128,7 @@ def current_stream(device: Any = None) -> Stream:
 def set_stream(stream: Stream) -> None:
     _expect(stream, Stream)
     _thread.stream = stream
+    _backend().set_stream(key_of(stream), stream.device_index)
 
 
 class stream(contextlib.ContextDecorator):

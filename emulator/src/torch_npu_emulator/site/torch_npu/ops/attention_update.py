@@ -8,7 +8,13 @@ from torch_npu.emulator import oplog
 from torch_npu.ops.registry import emulates
 
 
-@emulates("npu_attention_update")
+def _meta(
+    lse: list[torch.Tensor], local_out: list[torch.Tensor], update_type: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return torch.empty_like(local_out[0]), torch.empty_like(lse[0]) if update_type == 1 else None
+
+
+@emulates("npu_attention_update", meta=_meta)
 def npu_attention_update(
     lse: list[torch.Tensor], local_out: list[torch.Tensor], update_type: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -25,7 +25,7 @@ def npu_format_cast(
     return input.clone()
 
 
-@emulates("get_npu_format")
+@emulates("get_npu_format", meta=lambda input: ND)
 def get_npu_format(input: torch.Tensor) -> int:
     return ND
 

@@ -56,6 +56,14 @@ def _attention_out(
 ) -> Any:
     """The ``.out`` form: writes into ``out = [attention, lse]``. Without the lse flag the second one stays as it is."""
     call = arguments_of.prepare(op, query, key, value, **arguments)
+    attention, lse = _checked_out(op, call, query, out, arguments["with_lse"])
+    _compute(call, attention, lse if arguments["with_lse"] else None)
+    return attention, lse
+
+
+def _checked_out(
+    op: str, call: Call, query: torch.Tensor, out: list[torch.Tensor], with_lse: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     if len(out) != 2:
         raise RuntimeError(f"{op}.out: out must be [attention, lse], got {len(out)} tensors")
     attention, lse = out
@@ -65,13 +73,11 @@ def _attention_out(
             f"{op}.out: out[0] {tuple(attention.shape)} of {attention.dtype} must be contiguous "
             f"{shape} of {query.dtype}"
         )
-    with_lse = arguments["with_lse"]
     lse_shape = _lse_shape(call.layout, call.query)
     if with_lse and (list(lse.shape) != lse_shape or lse.dtype != torch.float32 or not lse.is_contiguous()):
         raise RuntimeError(
             f"{op}.out: out[1] {tuple(lse.shape)} of {lse.dtype} must be contiguous {lse_shape} of float32"
         )
-    _compute(call, attention, lse if with_lse else None)
     return attention, lse
 
 
@@ -182,7 +188,11 @@ def _register(op: str, read: Callable[..., dict[str, Any]]) -> None:
             query.new_empty(lse_shape, dtype=torch.float32),
         )
 
-    @emulates(op, meta=meta)
+    def check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **arguments: Any) -> Any:
+        arguments_of.prepare(op, query, key, value, **read(op, **arguments))
+        return meta(query, key, value, **arguments)
+
+    @emulates(op, meta=meta, capture=check)
     def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **arguments: Any) -> Any:
         return _attention(op, query, key, value, **read(op, **arguments))
 
@@ -191,7 +201,20 @@ def _register(op: str, read: Callable[..., dict[str, Any]]) -> None:
     ) -> Any:
         return out[0], out[1]
 
-    @emulates(f"{op}.out", meta=meta_out)
+    def check_out(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        workspace: torch.Tensor | None = None,
+        out: list[torch.Tensor],
+        **arguments: Any,
+    ) -> Any:
+        given = read(op, **arguments)
+        call = arguments_of.prepare(op, query, key, value, **given)
+        return _checked_out(op, call, query, out, given["with_lse"])
+
+    @emulates(f"{op}.out", meta=meta_out, capture=check_out)
     def attention_out(
         query: torch.Tensor,
         key: torch.Tensor,

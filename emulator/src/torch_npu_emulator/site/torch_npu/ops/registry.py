@@ -29,16 +29,21 @@ NAMES = frozenset(schema.split("(")[0].split(".")[0] for schema in _defined)
 _emulated: list[str] = []
 
 
-def emulates(name: str, *, meta: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
+def emulates(
+    name: str, *, meta: Callable[..., Any] | None = None, capture: Callable[..., Any] | None = None
+) -> Callable[[Function], Function]:
     """Registers the decorated function as emulation of ``npu::name`` (with overload, as in ``name.out``).
 
-    ``meta`` computes shapes and dtypes from tensors without data, for tracing.
+    ``meta`` computes shapes and dtypes from tensors without data, for tracing. ``capture`` does the same when the
+    operator is captured into a graph, where its arguments are checked too (default: ``meta``).
     """
 
     def register(function: Function) -> Function:
         _library.impl(name, function, "PrivateUse2")
         if meta is not None:
             _library.impl(name, meta, "Meta")
+        if capture is not None:
+            _library.impl(name, capture, "PrivateUse3")
         _emulated.append(name)
         return function
 
