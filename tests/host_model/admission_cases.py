@@ -17,6 +17,10 @@ from vllm_ascend_split_batch.host_model.admission import (
 from vllm_ascend_split_batch.host_model.load_balance import RankRequests
 
 STEPS = 48
+# Crowded engines in which a victim makes the scheduler pass over the next request; few do.
+PASSED_OVER = (112, 592, 626)
+# Others in which a victim's tokens of this step are given to someone else.
+TOKENS_BACK = (177, 269, 349)
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,8 @@ class Script:
 def generate_engines(release: HostRelease, seed: int, count: int) -> list[EngineCase]:
     """That many engines without a connector."""
     source = random.Random(f"engines {seed}")
-    return [_engine(source, release) for _ in range(count)]
+    rare = [_crowded(random.Random(f"found {seed}"), release) for seed in (*PASSED_OVER, *TOKENS_BACK)]
+    return rare + [(_crowded if number % 4 == 0 else _engine)(source, release) for number in range(count - len(rare))]
 
 
 def generate_connected(release: HostRelease, seed: int, count: int) -> list[EngineCase]:
@@ -187,6 +192,38 @@ def _engine(source: random.Random, release: HostRelease) -> EngineCase:
         policies += ["short-request-first", "batch-job-aware"] * 2
     settings = _settings(source, release, source.choice(policies), asynchronous=source.random() < 0.4)
     return EngineCase(settings, _requests(source, settings, connected=False), _times(source))
+
+
+def _crowded(source: random.Random, release: HostRelease) -> EngineCase:
+    """Many short requests of many priorities and few blocks: places are lost in every other step."""
+    block_size = source.choice([4, 8])
+    settings = EngineSettings(
+        release=release,
+        policy=source.choice(["priority", "priority", "fcfs"]),
+        max_num_seqs=6,
+        max_num_batched_tokens=source.choice([6, 8, 12, 24]),
+        max_model_len=48,
+        num_blocks=48 // block_size + 1 + source.choice([0, 1, 2]),
+        block_size=block_size,
+        asynchronous=source.random() < 0.7,
+        reserve_full_prompt=source.random() < 0.3,
+        prefix_caching=source.random() < 0.5,
+    )
+    requests = []
+    for number in range(16):
+        output = source.randint(1, 14)
+        requests.append(
+            RequestSpec(
+                request_id=str(number),
+                prompt_tokens=source.randint(1, 20),
+                output_tokens=output,
+                max_tokens=source.choice([None, output, output]),
+                arrival=float(number),
+                priority=source.randint(0, 5),
+                step=source.choice([0, source.randint(0, 25)]),
+            )
+        )
+    return EngineCase(settings, tuple(requests), _times(source))
 
 
 def _connected(source: random.Random, release: HostRelease) -> EngineCase:

@@ -28,8 +28,10 @@ from tests.host_model.host_scheduler import (  # isort: skip
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
-from tests.host_model.admission_cases import EngineCase, Script, generate_balanced, generate_connected, generate_engines
-from vllm_ascend_split_batch.host_model.admission import HostRelease, Policy
+from tests.host_model.admission_cases import EngineCase, Script
+from tests.host_model.admission_kinds import GENERATORS
+from tests.host_model.queue_cases import run_queue
+from vllm_ascend_split_batch.host_model.admission import HostRelease, Policy, admission_rules
 
 FAILED = "failure"
 if importlib.util.find_spec("vllm_ascend.core.dyntra_lb_scheduler") is not None:
@@ -179,24 +181,24 @@ def policy(case: EngineCase, scheduler: Any) -> Any:
 
 def main(release: str, seed: str, counts: str, result: str) -> None:
     line, number, wanted = HostRelease(release), int(seed), json.loads(counts)
-    engines = generate_engines(line, number, wanted["engines"])
-    connected = generate_connected(line, number, wanted["connected"])
-    balanced = generate_balanced(line, number, wanted["balanced"])
-    clock = SimpleNamespace(monotonic=lambda: CLOCK.now)
-    patches = []
-    try:
+    rules = admission_rules(line)
+    answers: dict[str, list[Any] | None] = dict.fromkeys(wanted)
+    if rules.has_policies:
+        from tests.host_model.host_queues import BatchJobsHost, ShortFirstHost
+
+        for kind, queue in (("short first", ShortFirstHost), ("batch jobs", BatchJobsHost)):
+            answers[kind] = [run_queue(case, queue(case)) for case in GENERATORS[kind](line, number, wanted[kind])]
+            mock.patch.stopall()
         import vllm_ascend.core.short_request_first_scheduler as short
 
-        patches.append(mock.patch.object(short, "time", clock))
-    except ImportError:
-        pass
-    for patch in patches:
-        patch.start()
-    answers = {
-        "engines": [run_host(case) for case in engines],
-        "connected": [run_host(case) for case in connected],
-        "balanced": [run_host(case) for case in balanced],
-    }
+        mock.patch.object(short, "time", SimpleNamespace(monotonic=lambda: CLOCK.now)).start()
+    if rules.has_load_balancing:
+        from tests.host_model.host_balance import run_activation, run_plan
+
+        for kind, run in (("plans", run_plan), ("activations", run_activation), ("balanced engines", run_host)):
+            answers[kind] = [run(case) for case in GENERATORS[kind](line, number, wanted[kind])]
+    for kind in ("engines", "connected engines"):
+        answers[kind] = [run_host(case) for case in GENERATORS[kind](line, number, wanted[kind])]
     Path(result).write_text(json.dumps(answers))
 
 

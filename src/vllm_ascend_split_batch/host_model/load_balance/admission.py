@@ -22,9 +22,14 @@ class BalancedScheduler(Scheduler):
     Attributes:
         plan: of the next step; None: everybody may be admitted.
         prefetched: requests whose loads the last preparation began.
+
+    Raises:
+        ValueError: the release does not balance ranks.
     """
 
     def __init__(self, settings: EngineSettings, connector: Connector | None = None) -> None:
+        if not settings.rules.has_load_balancing:
+            raise ValueError(f"vllm-ascend {settings.release.value} does not balance ranks")
         super().__init__(settings, connector)
         self.plan: RankPlan | None = None
         self.prefetched: list[Request] = []
