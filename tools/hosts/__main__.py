@@ -128,6 +128,7 @@ class Matrix:
     def write_table(self) -> None:
         """The table of all records there are, and the list of the folder's files."""
         folder: Path = self.options.out
+        folder.mkdir(parents=True, exist_ok=True)
         documents = [
             json.loads((folder / f"{release.name}.json").read_text())
             for release in releases.known()
