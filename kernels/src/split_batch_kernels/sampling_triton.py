@@ -21,8 +21,8 @@ _UNIT = tl.constexpr(5.9604644775390625e-08)  # 2**-24
 
 
 @triton.jit
-def _philox(key_low, key_high, step, lane, turn):
-    """The first two words of Philox4x32-10 at counter (step, lane, turn, 0), as float32 in [0, 1) of 24 bits each."""
+def _philox(key_low, key_high, step, lane, turn, ROWS: tl.constexpr):
+    """Two words of Philox4x32-10 at counter (step, lane, turn, 0): (ROWS,) float32 in [0, 1), 24 bits each."""
     c0 = step.to(tl.uint32, bitcast=True)
     c1 = lane.to(tl.uint32, bitcast=True)
     c2 = turn.to(tl.uint32, bitcast=True)
@@ -38,7 +38,10 @@ def _philox(key_low, key_high, step, lane, turn):
         c3 = (product0 & 0xFFFFFFFF).to(tl.uint32)
         k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
         k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
-    return (c0 >> 8).to(tl.int32).to(tl.float32) * _UNIT, (c1 >> 8).to(tl.int32).to(tl.float32) * _UNIT
+    nothing = tl.zeros((ROWS,), tl.float32)
+    u0 = (c0 >> 8).to(tl.int32).to(tl.float32) * _UNIT
+    u1 = (c1 >> 8).to(tl.int32).to(tl.float32) * _UNIT
+    return nothing + u0, nothing + u1
 
 
 @triton.jit
@@ -178,17 +181,19 @@ def sample_kernel(
         token = tl.zeros((ROWS,), tl.int32)
         low = tl.zeros((ROWS,), tl.float32)
 
+        # One row has plain numbers for its words: the scalar unit draws them.
+        entry = tile + tl.zeros((), tl.int32) if ROWS == 1 else row
         if HAS_KEYS:
-            row_key_low = tl.load(keys + row * 4, mask=live, other=0)
-            row_key_high = tl.load(keys + row * 4 + 1, mask=live, other=0)
-            row_step = tl.load(keys + row * 4 + 2, mask=live, other=0)
-            row_lane = tl.load(keys + row * 4 + 3, mask=live, other=0)
+            in_table = entry < rows
+            row_key_low = tl.load(keys + entry * 4, mask=in_table, other=0)
+            row_key_high = tl.load(keys + entry * 4 + 1, mask=in_table, other=0)
+            row_step = tl.load(keys + entry * 4 + 2, mask=in_table, other=0)
+            row_lane = tl.load(keys + entry * 4 + 3, mask=in_table, other=0)
         else:
-            row_key_low = tl.zeros((ROWS,), tl.int32) + key_low
-            row_key_high = tl.zeros((ROWS,), tl.int32) + key_high
-            row_step = tl.zeros((ROWS,), tl.int32) + step
-            row_lane = row
-        turn = tl.zeros((ROWS,), tl.int32)
+            row_key_low = entry * 0 + key_low
+            row_key_high = entry * 0 + key_high
+            row_step = entry * 0 + step
+            row_lane = entry
 
         if HAS_K or HAS_P:
             high = tl.where(top > float("-inf"), 1.0, 0.0) if LOGITS else top
@@ -199,8 +204,7 @@ def sample_kernel(
             undone = tl.sum(tl.where(done, 0, 1), axis=0)
             turns = 0
             while (undone > 0) & (turns < MAX_ROUNDS):
-                u0, u1 = _philox(row_key_low, row_key_high, row_step, row_lane, turn)
-                turn += 1
+                u0, u1 = _philox(row_key_low, row_key_high, row_step, row_lane, entry * 0 + turns, ROWS)
                 drawn, weight = _draw(
                     scores, row_base, live, masses, chunk_ids, low, shift, u0, u1, vocabulary,
                     LOGITS, ROWS, BLOCK, CHUNKS,
@@ -250,7 +254,7 @@ def sample_kernel(
                 before = tl.load(capped + row, mask=live, other=0)
                 tl.store(capped + row, before + tl.where(done, 0, 1), mask=live)
         else:
-            u0, u1 = _philox(row_key_low, row_key_high, row_step, row_lane, turn)
+            u0, u1 = _philox(row_key_low, row_key_high, row_step, row_lane, entry * 0, ROWS)
             drawn, weight = _draw(
                 scores, row_base, live, masses, chunk_ids, low, shift, u0, u1, vocabulary, LOGITS, ROWS, BLOCK, CHUNKS
             )

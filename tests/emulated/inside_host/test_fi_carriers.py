@@ -147,6 +147,15 @@ def test_without_the_package_both_say_what_to_install(host, monkeypatch):
     FI_SAMPLING.uninstall()
 
 
+def test_without_triton_ascend_both_name_it_and_gelu_its_other_form(host, monkeypatch):
+    from split_batch_kernels import row_ops
+
+    monkeypatch.setattr(row_ops, "registered", lambda *_: False)
+    with pytest.raises(Refused, match=r"not for npu: triton-ascend is needed; VLLM_HUST_FI_GELU_FORM=torch needs no"):
+        binding._form("kernel")
+    assert binding._form("torch") is exact_geglu
+
+
 class Runner:
     """As much of the host's runner as a sampling step is read from."""
 
@@ -278,6 +287,38 @@ def test_a_step_that_cannot_be_read_is_a_failure(sampling, monkeypatch):
     assert tokens.shape == (8,)
     assert len(sampling.guard.failures) == 2
     assert sampling.guard.engaged == 0
+
+
+@pytest.mark.parametrize(
+    ("op", "limits"),
+    [
+        ("sample", {}),
+        ("sample_top_k_top_p", {"top_k": 40, "top_p": 0.9}),
+        ("argmax", {"top_k": 1}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_routes_own_call_may_fail_and_three_in_a_row_end_it(sampling, monkeypatch, op, limits):
+    from vllm_ascend.sample import sampler as host_sampler
+
+    def broken(*_, **__):
+        raise RuntimeError("planted")
+
+    bound = next(cell.cell_contents for cell in _draw_of(sampling.sampler).__closure__ if _is_sampling(cell))
+    monkeypatch.setattr(host_sampler, "random_sample", lambda probs, generators: "the host's")
+    monkeypatch.setattr(sampling.sampler, "apply_top_k_top_p", lambda given, *_: given)
+    given = logits()
+    assert sampling.step(given, **limits)[0] != "the host's"
+    if op == "argmax":
+        monkeypatch.setattr(bound, "_tokens", broken)
+    else:
+        monkeypatch.setattr(bound, "_ops", SimpleNamespace(**{op: broken}))
+    for failures in (1, 2, 3):
+        assert sampling.step(given, **limits) == ("the host's", None)
+        assert sum(sampling.guard.failures.values()) == failures
+    assert FI_SAMPLING.state == "latched"
+    assert sampling.step(given, **limits) == ("the host's", None)
+    assert (sum(sampling.guard.failures.values()), sampling.guard.reasons) == (3, {"latched": 1})
 
 
 def test_ranks_that_fail_apart_end_the_engine(sampling, monkeypatch):

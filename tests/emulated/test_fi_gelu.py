@@ -1,0 +1,72 @@
+"""fi-gelu on the real host: a Gemma-style model whose GeGLU is exact, in every form, and stock's where it fails."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.proofs import Facts
+
+from . import tiny_models
+from .engines import Batch, Result
+from .switched_on import SWITCHED_ON
+
+pytestmark = [pytest.mark.emulated, pytest.mark.slow]
+
+CARRIER = "fi-gelu"
+MODEL = tiny_models.GEMMA
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ON = ONE_PROCESS | SWITCHED_ON[CARRIER]
+TOKENS = 10
+
+
+def prompts() -> tuple[tuple[int, ...], ...]:
+    chance = random.Random(3)
+    return tuple(tuple(chance.randrange(3, MODEL.vocabulary) for _ in range(length)) for length in (5, 8, 21, 40))
+
+
+@pytest.fixture
+def run(engines, build_model):
+    def start(env: dict[str, str], **more) -> Result:
+        return engines.run(build_model(MODEL), [Batch(prompts(), TOKENS)], env=env, **more)
+
+    return start
+
+
+@pytest.mark.proof(CARRIER)
+def test_tokens_are_transformers_and_stocks(run, build_model, proof: Facts):
+    from vllm_ascend.utils import register_ascend_customop
+
+    from vllm_ascend_split_batch.activation.binding import LAYER_NAME, registers
+
+    host_has_its_own = registers(register_ascend_customop, LAYER_NAME)
+    proof.defect("no-ascend-geglu", present=not host_has_its_own, because="names in register_ascend_customop")
+    result, stock = run(ON), run(ONE_PROCESS)
+    entry = proof.engine(result)
+    want = tiny_models.greedy(build_model(MODEL), [list(prompt) for prompt in prompts()], TOKENS)
+    assert tiny_models.distinct_share(want) > 0.5
+    assert result.tokens[0] == want
+    assert stock.tokens[0] == want
+    if host_has_its_own:
+        assert (entry["state"], entry["engaged"]) == ("refused", 0)
+        return
+    assert (entry["state"], entry["failures"], entry["reasons"]) == ("installed", {}, {})
+    assert entry["counters"]["layers_exact"] == MODEL.layers
+    assert entry["engaged"] == entry["calls"] >= MODEL.layers * TOKENS
+
+
+def test_the_form_without_a_kernel(run):
+    result = run(ON | {"VLLM_HUST_FI_GELU_FORM": "torch", "NPU_EMU_KERNELS": "none"})
+    entry = result.worker(CARRIER)
+    assert (entry["state"], entry["failures"]) == ("installed", {})
+    assert entry["engaged"] >= MODEL.layers * TOKENS
+    assert result.tokens == run(ONE_PROCESS).tokens
+
+
+def test_a_failing_kernel_leaves_the_hosts_form(run):
+    result = run(ON, mutant=f"planted_failures:{CARRIER}")
+    entry = result.worker(CARRIER)
+    assert (entry["state"], entry["engaged"]) == ("latched", 0)
+    assert sum(entry["failures"].values()) == 3
+    assert result.tokens == run(ONE_PROCESS).tokens
