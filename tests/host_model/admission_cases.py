@@ -11,6 +11,7 @@ from vllm_ascend_split_batch.host_model.admission import (
     EngineSettings,
     HostRelease,
     Request,
+    RequestStatus,
     ShortRequestFirstSettings,
     admission_rules,
 )
@@ -35,6 +36,7 @@ class RequestSpec:
         load_steps: how many steps later.
         bad_block: the load fails from this block on, counted from those loaded; None: it does not fail.
         aborted: the step in which its caller gives up, None: never.
+        ran_before: it arrives as a preempted request would.
     """
 
     request_id: str
@@ -50,10 +52,11 @@ class RequestSpec:
     load_steps: int = 1
     bad_block: int | None = None
     aborted: int | None = None
+    ran_before: bool = False
 
     def request(self) -> Request:
         """The model's request."""
-        return Request(
+        request = Request(
             self.request_id,
             self.prompt_tokens,
             self.output_tokens,
@@ -61,6 +64,9 @@ class RequestSpec:
             priority=self.priority,
             max_tokens=self.max_tokens,
         )
+        if self.ran_before:
+            request.status = RequestStatus.PREEMPTED
+        return request
 
 
 @dataclass(frozen=True)

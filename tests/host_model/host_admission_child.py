@@ -192,6 +192,7 @@ def main(release: str, seed: str, counts: str, result: str) -> None:
         import vllm_ascend.core.short_request_first_scheduler as short
 
         mock.patch.object(short, "time", SimpleNamespace(monotonic=lambda: CLOCK.now)).start()
+        answers["document"] = [run_host(case) for case in GENERATORS["document"](line, number, wanted["document"])]
     if rules.has_load_balancing:
         from tests.host_model.host_balance import run_activation, run_plan
 

@@ -31,6 +31,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request as HostRequest
+from vllm.v1.request import RequestStatus as HostStatus
 
 from vllm_ascend_split_batch.host_model.admission import EngineSettings, Policy, Request
 
@@ -188,7 +189,9 @@ def make_request(request: Request, number: int, block_size: int) -> HostRequest:
         "block_hasher": get_request_block_hasher(block_size, sha256),
     }
     known = inspect.signature(HostRequest.__init__).parameters
-    return HostRequest(**{name: value for name, value in arguments.items() if name in known})
+    host = HostRequest(**{name: value for name, value in arguments.items() if name in known})
+    host.status = HostStatus[request.status.name]
+    return host
 
 
 class ScriptedConnector(KVConnectorBase_V1, SupportsHMA):

@@ -4,122 +4,52 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 import pytest
 
-from tests.host_model.admission_kinds import GENERATORS, model_answers
+from tests.host_model.admission_kinds import model_answers
 from tests.host_model.admission_mutants import MUTANTS
+from tests.host_model.recorded_admission import COUNTS, Recorded
 from tests.mutants import mutant  # noqa: F401
 from vllm_ascend_split_batch.host_model.admission import HostRelease, admission_rules, releases
 
 pytestmark = pytest.mark.host
-
-CHILD = Path(__file__).with_name("host_admission_child.py")
-ROOT = Path(__file__).parents[2]
-SEED = 20_271_129
-COUNTS = {
-    "short first": 1200,
-    "batch jobs": 1500,
-    "plans": 3000,
-    "activations": 150,
-    "engines": 700,
-    "connected engines": 700,
-    "balanced engines": 250,
-}
-CHILD_SECONDS = 800
 
 
 class MakeMutant(Protocol):
     def __call__(self, module: ModuleType, old: str, new: str) -> Any: ...
 
 
-class Recorded:
-    """The cases and what the host answered."""
-
-    def __init__(self, answers: dict[str, Any], release: HostRelease, version: str) -> None:
-        self.answers, self.release, self.version = answers, release, version
-        self.cases = {kind: GENERATORS[kind](release, SEED, count) for kind, count in COUNTS.items()}
-
-    def differing(self, kind: str, limit: int = 2) -> list[str]:
-        """Up to `limit` cases of a kind in which the model answers otherwise than the host, from where on it does."""
-        answer, found = model_answers()[kind], []
-        for case, host in zip(self.cases[kind], self.of_host(kind), strict=True):
-            try:
-                said = json.loads(json.dumps(answer(case)))
-            except Exception as error:  # a changed model may break anywhere
-                said = [repr(error)]
-            if said != host:
-                step = next(
-                    (step for step, (one, other) in enumerate(zip(said, host, strict=False)) if one != other), len(said)
-                )
-                told = [each[step : step + 1] for each in (host, said)]
-                found.append(f"{case}\n  step {step}\n  host  {told[0]}\n  model {told[1]}")
-                if len(found) == limit:
-                    break
-        return found
-
-    def of_host(self, kind: str) -> list[Any]:
-        """The host's answers of a kind; the test is left out where this release has nothing of the kind."""
-        answers: list[Any] | None = self.answers[kind]
-        if answers is None:
-            pytest.skip(f"vllm-ascend {self.version} has no {kind}")
-        return answers
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Every case answered by the installed host, in one process on the emulated NPU."""
-    emulator = pytest.importorskip("torch_npu_emulator")
-    try:
-        version = importlib.metadata.version("vllm-ascend")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("vllm-ascend is not installed")
-    release = HostRelease.of(version)
-    folder = tmp_path_factory.mktemp("admission")
-    result, log = folder / "answers.json", folder / "log.txt"
-    environment = emulator.environment(dict(os.environ) | {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": "ascend"})
-    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], str(ROOT)])
-    arguments = [release.value, str(SEED), json.dumps(COUNTS), str(result)]
-    with log.open("w") as output:
-        done = subprocess.run(
-            [sys.executable, str(CHILD), *arguments],
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=CHILD_SECONDS,
-        )
-    assert done.returncode == 0, log.read_text()[-4000:]
-    return Recorded(json.loads(result.read_text()), release, version)
-
-
 @pytest.mark.parametrize("kind", list(COUNTS))
-def test_the_model_answers_as_the_host(kind: str, recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
-    answers = recorded.of_host(kind)
-    differing = recorded.differing(kind)
+def test_the_model_answers_as_the_host(
+    kind: str, recorded_admission: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = recorded_admission.of_host(kind)
+    differing = recorded_admission.differing(kind)
     assert not differing, "\n".join(differing)
     steps = sum(len(answer) for answer in answers)
     with capsys.disabled():
         print(
-            f"\nadmission, vllm-ascend {recorded.version}: {len(answers)} {kind} compared, all equal ({steps} steps) ",
+            f"\nadmission, vllm-ascend {recorded_admission.version}: {len(answers)} {kind} compared, all equal "
+            f"({steps} steps) ",
             end="",
         )
 
 
-def test_the_generated_cases_reach_every_outcome(recorded: Recorded) -> None:
-    rules = admission_rules(recorded.release)
+def test_the_generated_cases_reach_every_outcome(recorded_admission: Recorded) -> None:
+    rules = admission_rules(recorded_admission.release)
     kinds = ["engines", "connected engines"] + (["balanced engines"] if rules.has_load_balancing else [])
     for kind in kinds:
         steps = [
-            step for answer in recorded.of_host(kind) for step in answer if isinstance(step, dict) and "tokens" in step
+            step
+            for answer in recorded_admission.of_host(kind)
+            for step in answer
+            if isinstance(step, dict) and "tokens" in step
         ]
         reached = {
             "preempted": sum(bool(step["preempted"]) for step in steps),
@@ -135,19 +65,19 @@ def test_the_generated_cases_reach_every_outcome(recorded: Recorded) -> None:
         assert min(reached.values()) > 20, (kind, reached)
     if rules.has_policies:
         # A request that was shown and then aborted ends the engine under BatchJobAware.
-        assert any(answer[-1] == "failure" for answer in recorded.of_host("engines"))
-        told = [given for answer in recorded.of_host("batch jobs") for given, _ in answer]
+        assert any(answer[-1] == "failure" for answer in recorded_admission.of_host("engines"))
+        told = [given for answer in recorded_admission.of_host("batch jobs") for given, _ in answer]
         assert {"none", "too many jobs"} <= {given for given in told if isinstance(given, str)}
-        states = [state for answer in recorded.of_host("short first") for _, state in answer]
+        states = [state for answer in recorded_admission.of_host("short first") for _, state in answer]
         assert sum(state[5] > 0 for state in states) > 100  # promoted
         assert any(state[7] for state in states)  # warned
     if rules.has_load_balancing:
-        plans = [rank for answer in recorded.of_host("plans") for rank in answer]
+        plans = [rank for answer in recorded_admission.of_host("plans") for rank in answer]
         assert sum(bool(out) for out, _, _ in plans) > 500
         assert sum(freeze for _, _, freeze in plans) > 500
         paused = [
             state
-            for answer in recorded.of_host("balanced engines")
+            for answer in recorded_admission.of_host("balanced engines")
             for step in answer
             if isinstance(step, dict)
             for state in step["state"].values()
@@ -170,11 +100,11 @@ def test_a_changed_model_is_noticed(
     name: str,
     old: str,
     new: str,
-    recorded: Recorded,
+    recorded_admission: Recorded,
     mutant: MakeMutant,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recorded.of_host(kind)
+    recorded_admission.of_host(kind)
     model_answers()  # imports all there is to change
     original = module_named(name)
     changed = mutant(original, old, new)
@@ -184,7 +114,7 @@ def test_a_changed_model_is_noticed(
         for attribute, value in list(vars(module).items()):
             if getattr(value, "__module__", None) == original.__name__ and hasattr(changed, attribute):
                 monkeypatch.setattr(module, attribute, getattr(changed, attribute))
-    assert recorded.differing(kind, limit=1)
+    assert recorded_admission.differing(kind, limit=1)
 
 
 USERS = ("vllm_ascend_split_batch.host_model", "tests.host_model")
@@ -207,15 +137,15 @@ RULES: dict[str, str] = {
 
 @pytest.mark.parametrize("rule", [field.name for field in fields(releases.AdmissionRules)])
 def test_a_changed_rule_of_the_release_is_noticed(
-    rule: str, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+    rule: str, recorded_admission: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not RULES[rule]:
         with pytest.raises(ValueError, match=r"vllm-ascend 0\.23"):
             EXISTS[rule]()
         return
-    rules = admission_rules(recorded.release)
-    monkeypatch.setitem(releases._RULES, recorded.release, replace(rules, **{rule: not getattr(rules, rule)}))
-    assert recorded.differing(RULES[rule], limit=1)
+    rules = admission_rules(recorded_admission.release)
+    monkeypatch.setitem(releases._RULES, recorded_admission.release, replace(rules, **{rule: not getattr(rules, rule)}))
+    assert recorded_admission.differing(RULES[rule], limit=1)
 
 
 def settings_of(**more: Any) -> Any:
