@@ -1,6 +1,8 @@
 """Draw every case by the interpreted Triton kernel, compare with the oracle, and rewrite this folder.
 
-python docs/evidence/sampling/collect.py [--draws 100000] [--only NAME]
+python docs/evidence/sampling/collect.py [--draws 100000] [--only NAME] [--missing]
+
+A case's figures are written as soon as they are there; --missing measures only cases without that many draws.
 """
 
 from __future__ import annotations
@@ -76,23 +78,32 @@ def plots(results: list[dict]) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--draws", type=int, default=100_000)
-    parser.add_argument("--only", help="measure one case and write nothing")
+    parser.add_argument("--only", help="measure one case")
+    parser.add_argument("--missing", action="store_true", help="keep figures of that many draws that are there already")
     arguments = parser.parse_args()
-    results = []
-    for case in SMALL + LARGE:
-        if arguments.only in (None, case.name):
-            results.append(measure(case, arguments.draws))
-            print(json.dumps(results[-1]), flush=True)
-    if arguments.only is None:
-        versions = {name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")}
-        document = {"versions": versions | {"python": platform.python_version()}, "cases": results}
-        (HERE / "statistics.json").write_text(json.dumps(document, indent=1) + "\n")
-        for name, text in plots(results).items():
-            (HERE / name).write_text(text)
-        write_checksums()
-    failed = [result["case"] for result in results if not result["holds"]]
-    print(f"{len(results) - len(failed)} of {len(results)} cases hold{': not ' if failed else ''}{', '.join(failed)}")
+    cases = SMALL + LARGE
+    present = {}
+    if (HERE / "statistics.json").exists() and (arguments.missing or arguments.only):
+        present = {one["case"]: one for one in json.loads((HERE / "statistics.json").read_text())["cases"]}
+    for case in cases:
+        known = present.get(case.name, {}).get("draws", 0) >= arguments.draws
+        if arguments.only in (None, case.name) and not (arguments.missing and known):
+            present[case.name] = measure(case, arguments.draws)
+            print(json.dumps(present[case.name]), flush=True)
+            write([present[case.name] for case in cases if case.name in present])
+    failed = [name for name, result in present.items() if not result["holds"]]
+    print(f"{len(present) - len(failed)} of {len(cases)} cases hold{': not ' if failed else ''}{', '.join(failed)}")
     sys.exit(1 if failed else 0)
+
+
+def write(results: list[dict]) -> None:
+    """The folder's figures, plots and checksums."""
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")}
+    document = {"versions": versions | {"python": platform.python_version()}, "cases": results}
+    (HERE / "statistics.json").write_text(json.dumps(document, indent=1) + "\n")
+    for name, text in plots(results).items():
+        (HERE / name).write_text(text)
+    write_checksums()
 
 
 def write_checksums() -> None:
