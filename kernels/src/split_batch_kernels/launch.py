@@ -69,8 +69,12 @@ class Interpreted:
 @contextlib.contextmanager
 def _interpreting() -> Iterator[Callable[[Any], Any]]:
     """Puts interpreted functions in place of the compiled ones that a kernel reaches by name, and takes them back."""
+    import triton.language
+    import triton.language.standard
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
+
+    changed: list[tuple[ModuleType, str, Any]] = []
 
     def interpreted(function: Any) -> Any:
         if not isinstance(function, JITFunction):
@@ -82,9 +86,10 @@ def _interpreting() -> Iterator[Callable[[Any], Any]]:
     with contextlib.suppress(ImportError):  # Triton imports it at its first launch, and it wants the language unchanged
         importlib.import_module("triton.experimental.gluon")
     with _INTERPRETER:
-        changed: list[tuple[ModuleType, str, Any]] = []
+        # The interpreter itself replaces builtins and, in functions that a kernel calls, does not put them back.
+        before = [(owner, dict(vars(owner))) for owner in _language()]
         try:
-            for module in _reachable():
+            for module in (triton.language, triton.language.standard, *_sources()):
                 for name, value in list(vars(module).items()):
                     if isinstance(value, JITFunction):
                         changed.append((module, name, value))
@@ -93,20 +98,28 @@ def _interpreting() -> Iterator[Callable[[Any], Any]]:
         finally:
             for module, name, value in changed:
                 setattr(module, name, value)
+            for owner, attributes in before:
+                for name, value in attributes.items():
+                    if vars(owner).get(name) is not value:
+                        setattr(owner, name, value)
 
 
 #: One interpreted function per Python function: the interpreter recognises Triton's own reductions by identity.
 _TWINS: dict[Any, Any] = {}
 
 
-def _reachable() -> list[ModuleType]:
-    """Triton's language and the kernel sources: where a kernel's body finds functions."""
-    import triton.language
+def _language() -> list[Any]:
+    """The modules and classes of Triton's language in which the interpreter replaces builtins."""
+    import triton.language as tl
     import triton.language.standard
 
-    ours = [
+    return [tl, tl.core, tl.math, triton.language.standard, tl.tensor]
+
+
+def _sources() -> list[ModuleType]:
+    """The kernel sources that are loaded: where a kernel's body finds this package's functions."""
+    return [
         module
         for name, module in list(sys.modules.items())
         if name.startswith(f"{__package__}.") and name.endswith(_SUFFIX)
     ]
-    return [triton.language, triton.language.standard, *ours]
