@@ -54,15 +54,19 @@ def _running() -> None:
         return wrapped
 
     group = by_tasks.TaskGroupTwin
-    seen: list[int] = []
+    fills: list[int] = []
+    updates: list[int] = []
 
     def third_fill(self: Any, *_: Any) -> bool:
-        seen.append(self.rows)
-        return len(seen) == 3
+        fills.append(self.rows)
+        return len(fills) == 3
+
+    def sixth_update(self: Any, *_: Any) -> bool:
+        updates.append(self.rows)
+        return self.rows == 8 and len(updates) > 5
 
     group.fill = once("fill", third_fill, group.fill)  # type: ignore[method-assign]
-    sixth = once("update", lambda self, _: self.rows == 8 and len(seen) > 6, group.update)
-    group.update = sixth  # type: ignore[method-assign]
+    group.update = once("update", sixth_update, group.update)  # type: ignore[method-assign]
 
     original = by_tasks.Stage.update
 

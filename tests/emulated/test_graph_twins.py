@@ -29,10 +29,12 @@ def batches() -> list[Batch]:
     """Prefix changes, requests that arrive and leave while others decode, sizes between and beyond captured ones."""
     common = {"vocabulary": MODEL.vocabulary}
     first = shared_prefix_batch(requests=7, prefix=300, tokens=14, seed=1, **common)
+    other = shared_prefix_batch(requests=7, prefix=300, tokens=8, seed=3, **common)
     second = shared_prefix_batch(requests=3, prefix=520, tokens=10, seed=2, **common)
+    pair = shared_prefix_batch(requests=2, prefix=300, tokens=6, seed=4, **common)
     # More requests than fit at once: some wait, join running ones, and leave at different times.
     third = shared_prefix_batch(requests=13, prefix=300, tokens=9, seed=1, **common)
-    return [first, second, third, first]
+    return [first, other, second, pair, third, first]
 
 
 @pytest.fixture
@@ -103,17 +105,21 @@ def test_a_failure_anywhere_in_a_replay_runs_the_hosts_own_graph(run):
         assert len([line for line in result.log.splitlines() if line.endswith(f"RuntimeError: planted: {cause}")]) == 1
 
 
-def test_a_failing_capture_leaves_the_hosts_graphs(run):
+def test_a_failing_capture_leaves_the_hosts_graph_of_that_size(run):
     result = run("FULL_DECODE_ONLY", mutant="planted_twin_faults:capture", **ON)
     assert result.tokens == run(**OFF).tokens
-    assert result.worker("cascade-attention")["engaged"] == 0
-    assert sum(result.worker("cascade-graph")["failures"].values()) == 1
+    twins = result.worker("cascade-graph")
+    assert sum(result.worker("cascade-attention")["failures"].values()) == 1
+    assert twins["counters"]["twins_captured"] == len(SIZES) - 1
+    assert twins["engaged"] > 20
+    assert twins["reasons"]["no_twin"] > 5
+    assert len([line for line in result.log.splitlines() if "no graph twin of 4 requests" in line]) == 1
 
 
 def test_preemption_and_a_small_cache(run):
     """Requests are preempted and recomputed while others decode."""
     page = 128 * 2 * MODEL.kv_heads * MODEL.head_size * 4
-    small = {"kv_cache_memory_bytes": 14 * page * MODEL.layers}
+    small = {"kv_cache_memory_bytes": 14 * page * MODEL.layers, "max_model_len": 1024}
     result = run("FULL_DECODE_ONLY", more=small, **ON)
     assert result.tokens == run(more=small, **OFF).tokens
     assert result.worker("cascade-graph")["engaged"] > 0

@@ -141,11 +141,19 @@ class GraphTwins:
             with self._window(runner, state, twin):
                 self._record(runner, descriptor, mode, sequence_length=block + 1)
             layers, wanted = twin.layers, self._cascade.layers(runner)
-            if layers != wanted:
-                state.entries.clear()
-                state.twins.clear()
-                return self._without_twins(f"{layers} of {wanted} attention layers came by in the capture")
-            state.twins[descriptor] = twin
+            if layers == wanted:
+                state.twins[descriptor] = twin
+                continue
+            for entries in state.entries.values():
+                entries.pop(descriptor, None)
+            self._log.warning(
+                "cascade-graph: no graph twin of %d requests: %d of %d attention layers came by in its capture",
+                twin.rows,
+                layers,
+                wanted,
+            )
+        if not state.twins:
+            return self._without_twins("no size could be captured")
         self._guard.count("twins_captured", len(state.twins))
         self._log.info(
             "cascade-graph: %d twins captured (%s requests)",
