@@ -1,4 +1,4 @@
-"""mlp-chunk through the real host: stock tokens, a lower peak, decode never cut; eager and on two ranks."""
+"""mlp-chunk through the real host: stock tokens, a lower peak, decode never cut; eager, in graphs and on two ranks."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ BATCHES = [
 ]
 ENGINE: dict[str, Any] = {"max_num_seqs": DECODING, "enable_prefix_caching": False}
 ON = SWITCHED_ON[CARRIER] | {"VLLM_HUST_MLP_CHUNK_MIN_TOKENS": "130"}
+#: The host's default kind of graphs, captured for few sizes: one for every decode step of all the requests.
+GRAPHS: dict[str, Any] = {
+    "enforce_eager": False,
+    "compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE", "cudagraph_capture_sizes": [8, 144]},
+}
+
+
 @pytest.fixture
 def run(engines, build_model):
     def start(env: dict[str, str], **engine: Any) -> Result:
@@ -71,6 +78,19 @@ def test_tokens_are_stocks_and_the_peak_is_lower(run):
     assert saved > 4 << 20
     # What it says it saves is a lower bound of what one MLP saves; the peak of a step may lie elsewhere.
     assert entry["counters"]["peak_bytes_saved"] > saved / 3
+
+
+def test_compiled_code_and_captured_graphs_decide_when_they_run(run):
+    """vLLM compiles once, for the profiling run's 2,048 rows, drops its guards, and captures decode of 144 rows."""
+    stock, result = run({}), run(ON, **GRAPHS)
+    entry = result.worker(CARRIER)
+    assert result.tokens == stock.tokens
+    assert entry["failures"] == {}
+    assert entry["counters"]["from_compiled_code"] == entry["calls"]
+    assert entry["engaged"] >= 2 * MODEL.layers  # the profiling run's and the prefill's
+    assert entry["reasons"]["graph"] >= MODEL.layers  # the capture of 144 rows
+    assert set(entry["reasons"]) <= {"graph", "decode", "below_min_tokens"}
+    assert sum(counters["graphs"]["replays"] for counters in result.counters) > 0
 
 
 def test_two_ranks_sum_once(run):

@@ -185,6 +185,7 @@ class _Chunking:
 
     def _serve(self, rows: Any, name: str) -> Any:
         """The operator: a module's forward up to the sum over ranks, in parts or whole."""
+        self._guard.count("from_compiled_code")
         module = self._registry.named(name, _layers())
         return self._forward.run(self._run_operator, self._run_whole, module, rows)
 

@@ -299,6 +299,7 @@ def test_one_compiled_graph_cuts_prefill_and_never_decode(cut, compiled):
     assert len(graphs) == 1
     targets = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
     assert sum("split_batch_mlp" in str(target) for target in targets) == 2
+    assert carrier.guard.counters["from_compiled_code"] == 2 * 3
     assert torch.allclose(prefill, stock, atol=1e-5)
     assert carrier.guard.failures == {}
 
