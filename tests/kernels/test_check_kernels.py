@@ -76,6 +76,30 @@ def test_accesses_that_are_no_block_copies_are_counted():
     assert compilation.scattered_accesses("\n".join(rows + ordinary + elements)) == (1, 1)
 
 
+CRASHING = """#!/bin/sh
+test -e ../crashed$1 || { touch ../crashed$1; kill -SEGV $$; }
+echo '{plan}' > memory_info_aiv.json
+"""
+
+
+def test_a_compiler_that_crashes_is_run_again_and_said_to_have_crashed(tmp_path):
+    compiler = tmp_path / "compiler"
+    script = CRASHING.replace("{plan}", json.dumps(plan())).replace("../crashed$1", str(tmp_path / "crashed"))
+    compiler.write_text(script)
+    compiler.chmod(0o755)
+    module = tmp_path / "0.mlir"
+    module.write_text("module {}")
+    entry = {"source": "s", "kernel": "k", "variant": "v", "cores": "aiv", "arguments": []}
+    result = compilation.compile_variant(compiler, tmp_path, module, entry, "Ascend910B2", 30.0)
+    assert (result.error, result.crashes, result.used) == (None, 1, {"UB": 128})
+    assert "crashed 1 times" in report.table([result])
+    compiler.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    (tmp_path / "1.mlir").write_text("module {}")
+    result = compilation.compile_variant(compiler, tmp_path, tmp_path / "1.mlir", entry, "Ascend910B2", 30.0)
+    assert result.crashes == compilation.ATTEMPTS
+    assert result.error == "the compiler ended with code -11"
+
+
 class Arguments:
     """A lowering's two mappings."""
 

@@ -19,6 +19,10 @@ from typing import Any
 BUFFERS = {"ub": ("UB", "UB_SIZE"), "cbuf": ("L1", "L1_SIZE"), "cc": ("L0C", "L0C_SIZE")}
 CAPACITY_BYTES = {"UB": 192 << 10, "L1": 512 << 10, "L0C": 128 << 10}
 
+#: Runs of the compiler at most, where it crashes.
+ATTEMPTS = 3
+FINAL_MODULE = "module.mlir"
+
 _HIVMC = """#!/bin/sh
 # Stand-in for CANN's hivmc: keeps the module that it is given.
 for argument in "$@"; do
@@ -38,7 +42,8 @@ class Result:
             element at a time, and one contiguous row at a time.
         flags: synchronisation instructions in the result.
         retried: what the compiler switched off to make the kernel fit ("" when nothing).
-        seconds: of compilation. error: why it failed, None when it did not.
+        seconds: of compilation. crashes: how often the compiler was killed by a signal of its own and run again.
+        error: why it failed, None when it did not.
     """
 
     source: str
@@ -51,6 +56,7 @@ class Result:
     flags: int = 0
     retried: str = ""
     seconds: float = 0.0
+    crashes: int = 0
     error: str | None = None
 
     @property
@@ -83,14 +89,39 @@ def compile_variant(
         return result
     result.cores = entry["cores"]
     result.element_loops, result.row_loops = scattered_accesses(module.read_text())
-    place = module.with_suffix("")
-    place.mkdir()
-    final = place / "module.mlir"
+    begin = time.monotonic()
+    for attempt in range(ATTEMPTS):
+        place = module.with_suffix(f".{attempt}")
+        place.mkdir()
+        code, output = _run(compiler, stand_in, module, place, [*entry["arguments"], f"--target={target}"], seconds)
+        if code is None or code >= 0:
+            break
+        # The compiler (1.2.0) now and then dies of a segmentation fault and accepts the same input the next time.
+        result.crashes += 1
+    result.seconds = time.monotonic() - begin
+    if code is None:
+        result.error = f"the compiler took more than {seconds:.0f} s"
+        return result
+    result.retried = retried(output)
+    plans = [json.loads(path.read_text()) for path in sorted(place.glob("memory_info_*.json"))]
+    result.used = used_bytes(plans)
+    result.error = failure(code, output, plans)
+    if result.error is None:
+        final = place / FINAL_MODULE
+        text = final.read_text() if final.exists() else ""
+        result.flags = len(re.findall(r"hivm\.hir\.(?:set_flag|wait_flag|sync_block_\w+|pipe_barrier)", text))
+        result.error = wrong_device(text) or no_plan(result)
+    return result
+
+
+def _run(
+    compiler: Path, stand_in: Path, module: Path, place: Path, arguments: list[str], seconds: float
+) -> tuple[int | None, str]:
+    """One run of the compiler in `place`: exit code (None: it took too long), output."""
     command = [
         str(compiler),
         str(module),
-        f"--target={target}",
-        *entry["arguments"],
+        *arguments,
         "--enable-hfusion-compile=true",
         "--enable-hivm-compile=true",
         "--enable-triton-kernel-compile=true",
@@ -100,28 +131,15 @@ def compile_variant(
     ]
     environment = os.environ | {
         "PATH": f"{stand_in}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        "CHECK_KERNELS_MODULE": str(final),
+        "CHECK_KERNELS_MODULE": str(place / FINAL_MODULE),
     }
-    begin = time.monotonic()
     try:
         run = subprocess.run(
             command, cwd=place, env=environment, capture_output=True, text=True, errors="replace", timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        result.error = f"the compiler took more than {seconds:.0f} s"
-        return result
-    finally:
-        result.seconds = time.monotonic() - begin
-    output = run.stdout + run.stderr
-    result.retried = retried(output)
-    plans = [json.loads(path.read_text()) for path in sorted(place.glob("memory_info_*.json"))]
-    result.used = used_bytes(plans)
-    result.error = failure(run.returncode, output, plans)
-    if result.error is None:
-        text = final.read_text() if final.exists() else ""
-        result.flags = len(re.findall(r"hivm\.hir\.(?:set_flag|wait_flag|sync_block_\w+|pipe_barrier)", text))
-        result.error = wrong_device(text) or no_plan(result)
-    return result
+        return None, ""
+    return run.returncode, run.stdout + run.stderr
 
 
 def used_bytes(plans: list[dict[str, Any]]) -> dict[str, int]:

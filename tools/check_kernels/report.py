@@ -25,6 +25,8 @@ def table(results: Sequence[Result]) -> str:
         lines.append(f"{result.name:<{width}}  {result.cores:<5}{used}  {scattered:>9}  {result.seconds:7.1f}")
         if result.retried:
             lines.append(f"    fits only with these off: {result.retried}")
+        if result.crashes:
+            lines.append(f"    the compiler crashed {result.crashes} times, and was run again")
         if result.error is not None:
             lines.append(f"    FAILED: {result.error}")
     return "\n".join([*lines, "", LEGEND])

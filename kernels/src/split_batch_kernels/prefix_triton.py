@@ -140,7 +140,7 @@ def _lowering(element: str, heads: int, kv_heads: int, head_size: int, page: int
             "HEADS": heads,
             "KV_HEADS": kv_heads,
             "HEAD_SIZE": head_size,
-            "PADDED_SIZE": head_size,
+            "PADDED_SIZE": 1 << (head_size - 1).bit_length(),
             "PAGE": page,
             "SPLITS": splits,
             "BLOCK_ROWS": BLOCK_ROWS,
@@ -156,4 +156,6 @@ LOWERINGS = (
     _lowering("bf16", 14, 2, 64, 128, 1),
     _lowering("fp16", 8, 1, 128, 128, 1),
     _lowering("bf16", 8, 8, 128, 16, 1),
+    _lowering("bf16", 64, 1, 128, 128, 1),
+    _lowering("bf16", 4, 2, 80, 48, 1),
 )

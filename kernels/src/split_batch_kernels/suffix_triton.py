@@ -110,7 +110,7 @@ def _lowering(element: str, heads: int, kv_heads: int, head_size: int, page: int
             "HEAD_SIZE": head_size,
             "PADDED_SIZE": head_size,
             "PAGE": page,
-            "BLOCK_ROWS": LEAST_ROWS,
+            "BLOCK_ROWS": max(LEAST_ROWS, 1 << (heads // kv_heads - 1).bit_length()),
             "BLOCK_KEYS": block_keys(page),
             "COMPUTE": compute,
             "BY_HAND": False,
@@ -123,4 +123,5 @@ LOWERINGS = (
     _lowering("bf16", 14, 2, 64, 128),
     _lowering("bf16", 8, 8, 128, 16),
     _lowering("fp16", 8, 1, 128, 128),
+    _lowering("bf16", 64, 1, 128, 128),
 )
