@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from vllm_ascend_split_batch.planning.command import main
+from vllm_ascend_split_batch.planning.commands import main
 
 SIZES = "1,2,4,8,16,32,64"
 
@@ -90,7 +90,8 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytes
 
 def test_as_a_module_and_with_the_standard_library_alone() -> None:
     code = (
-        "import sys; from vllm_ascend_split_batch.planning.command import main; import vllm_ascend_split_batch.planner;"
+        "import sys; from vllm_ascend_split_batch.planning.commands import main;"
+        "import vllm_ascend_split_batch.planner;"
         f"main(['plan', '--batch', '33', '--capture-sizes', '{SIZES}']);"
         "known = set(sys.stdlib_module_names) | {'vllm_ascend_split_batch', '__main__', 'sitecustomize'};"
         "print(sorted(name for name in sys.modules if name.split('.')[0] not in known and not name.startswith('_')))"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend_split_batch.planning import dual_pad, split
-from vllm_ascend_split_batch.planning.command import main
+from vllm_ascend_split_batch.planning.commands import main
 from vllm_ascend_split_batch.planning.reasons import Reason
 
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import jsonschema
@@ -292,7 +293,7 @@ def test_files_that_are_no_trace(tmp_path: Path) -> None:
         read_trace(written(tmp_path, ""))
     with pytest.raises(TraceError, match=f"its format is not known by its beginning; name one .*{FORMATS[-1]}"):
         detect(written(tmp_path, "hello"))
-    with pytest.raises(TraceError, match="it holds no request .read as 'trace'.; line 1: no output_tokens"):
+    with pytest.raises(TraceError, match=r"it holds no request .read as 'trace'.; line 1: no output_tokens"):
         read_trace(written(tmp_path, {"arrival": 1, "prompt_tokens": 1}))
     with pytest.raises(TraceError, match="names no column 'ContextTokens'"):
         read_trace(written(tmp_path, "TIMESTAMP,x"), format="azure")
@@ -318,6 +319,6 @@ def test_a_workload_is_what_was_asked_for() -> None:
 
 def test_burstiness_is_the_squared_variation_of_the_times_between_arrivals() -> None:
     arrivals = [one.arrival for one in generate(Workload(requests=20_000, rate=1, burstiness=4))]
-    gaps = [later - earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(arrivals)]
     mean = sum(gaps) / len(gaps)
     assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2 == pytest.approx(4, rel=0.15)

@@ -1,17 +1,19 @@
-"""The planner's command line: ``python -m vllm_ascend_split_batch.planning plan --batch 33 --capture-sizes 1,2,4``."""
+"""The cheapest graphs for one uniform decode batch.
+
+Without a measured cost, padding rows alone are minimised, with at most two slices unless --max-slices says otherwise.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import NoReturn
 
+from vllm_ascend_split_batch.planning.commands import CommandError, positive, sizes
 from vllm_ascend_split_batch.planning.cost import ROWS_ONLY, GraphCost
 from vllm_ascend_split_batch.planning.reasons import Reason
 from vllm_ascend_split_batch.planning.split import SplitDecision, SplitPlan, plan_split
 
-_PROGRAM = "python -m vllm_ascend_split_batch.planning"
+HELP = "the cheapest graphs for one batch"
 _UNMEASURED_SLICES = 2
 
 _WHY = {
@@ -23,18 +25,31 @@ _WHY = {
 }
 
 
-class _OneLineParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+def add_arguments(plan: argparse.ArgumentParser) -> None:
+    """Declare the options of ``plan``."""
+    plan.add_argument("--batch", type=positive, required=True, metavar="N", help="requests in the batch")
+    plan.add_argument(
+        "--capture-sizes", type=sizes, required=True, metavar="N,N,...", help="the host's capture sizes, in tokens"
+    )
+    plan.add_argument(
+        "--parallel-capture-sizes",
+        type=sizes,
+        metavar="N,N,...",
+        help="capture sizes of every slice but the first; default: the same; an empty string: there are none",
+    )
+    plan.add_argument(
+        "--tokens-per-request", type=positive, default=1, metavar="K", help="1 + speculative tokens; default 1"
+    )
+    plan.add_argument("--max-slices", type=positive, metavar="N", help="most graphs that a batch may be cut into")
+    plan.add_argument("--launch-us", type=float, metavar="US", help="measured microseconds of one more graph replay")
+    plan.add_argument("--row-us", type=float, metavar="US", help="measured microseconds of one more row in a replay")
+    plan.add_argument("--json", action="store_true", help="print one JSON document")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 with a plan, 1 where the batch has none, 2 for a usage error."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    sizes_parser: argparse.ArgumentParser = options.parser
+def run(options: argparse.Namespace) -> int:
+    """Plan and print; the exit status is 0 with a plan, 1 where the batch has none."""
     if (options.launch_us is None) != (options.row_us is None):
-        sizes_parser.error("give --launch-us and --row-us together: a time needs both")
+        raise CommandError("give --launch-us and --row-us together: a time needs both")
     measured = options.launch_us is not None
     try:
         decision = plan_split(
@@ -46,56 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_slices=options.max_slices or (None if measured else _UNMEASURED_SLICES),
         )
     except ValueError as error:
-        sizes_parser.error(str(error))
+        raise CommandError(str(error)) from None
     if options.json:
         print(json.dumps(_document(decision, measured), indent=2))
     else:
         print(_text(decision, options.batch, options.tokens_per_request, measured))
     return 0 if decision.plan else 1
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _OneLineParser(prog=_PROGRAM, description="Plan how a decode batch replays captured graphs.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    plan = commands.add_parser(
-        "plan",
-        help="the cheapest graphs for one batch",
-        description="The cheapest graphs for one uniform decode batch. Without a measured cost, padding rows alone are "
-        f"minimised, with at most {_UNMEASURED_SLICES} slices unless --max-slices says otherwise.",
-    )
-    plan.set_defaults(parser=plan)
-    plan.add_argument("--batch", type=_positive, required=True, metavar="N", help="requests in the batch")
-    plan.add_argument(
-        "--capture-sizes", type=_sizes, required=True, metavar="N,N,...", help="the host's capture sizes, in tokens"
-    )
-    plan.add_argument(
-        "--parallel-capture-sizes",
-        type=_sizes,
-        metavar="N,N,...",
-        help="capture sizes of every slice but the first; default: the same; an empty string: there are none",
-    )
-    plan.add_argument(
-        "--tokens-per-request", type=_positive, default=1, metavar="K", help="1 + speculative tokens; default 1"
-    )
-    plan.add_argument("--max-slices", type=_positive, metavar="N", help="most graphs that a batch may be cut into")
-    plan.add_argument("--launch-us", type=float, metavar="US", help="measured microseconds of one more graph replay")
-    plan.add_argument("--row-us", type=float, metavar="US", help="measured microseconds of one more row in a replay")
-    plan.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return number
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(_positive(part.strip()) for part in text.split(",")) if text.strip() else ()
 
 
 def _document(decision: SplitDecision, measured: bool) -> dict[str, object]:
