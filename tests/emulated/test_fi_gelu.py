@@ -64,6 +64,14 @@ def test_the_form_without_a_kernel(run):
     assert result.tokens == run(ONE_PROCESS).tokens
 
 
+def test_the_triton_kernel_computes_the_references_tokens(run):
+    result = run(ON | {"NPU_EMU_KERNELS": "triton"})
+    entry = result.worker(CARRIER)
+    assert (entry["state"], entry["failures"]) == ("installed", {})
+    assert entry["engaged"] >= MODEL.layers * TOKENS
+    assert result.tokens == run(ON).tokens
+
+
 def test_a_failing_kernel_leaves_the_hosts_form(run):
     result = run(ON, mutant=f"planted_failures:{CARRIER}")
     entry = result.worker(CARRIER)

@@ -105,6 +105,14 @@ def test_a_batch_that_fails_runs_the_hosts_chain_and_three_end_it(run):
     assert failing.tokens == run(ONE_PROCESS).tokens
 
 
+def test_the_triton_kernels_draw_the_references_tokens(run):
+    result = run(SMALL_JOINT | {"NPU_EMU_KERNELS": "triton"})
+    entry = result.worker(CARRIER)
+    assert (entry["state"], entry["failures"]) == ("installed", {})
+    assert entry["engaged"] == run(SMALL_JOINT).worker(CARRIER)["engaged"]
+    assert result.tokens == run(SMALL_JOINT).tokens
+
+
 def test_tensor_parallel_ranks_draw_the_same_tokens(run, engines, build_model):
     """Each rank goes on with its own draw: ranks that differed would compute other tokens than one rank alone."""
     two = run(SMALL_JOINT, engine={"tensor_parallel_size": 2})
