@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from .scratch import Scratch, manifest
 
@@ -97,7 +98,23 @@ def test_import_only_is_refused_at_enable_with_the_reason(scratch: Scratch) -> N
     # with one active carrier beside it, it is ready
     active = [*inert, {"type": "python_entry_point", "name": "x"}]
     scratch.site.extension(manifest(implementation=active))
-    assert scratch.extension("enable", "org.example.one").code == 0
+    done = scratch.extension("enable", "org.example.one")
+    assert done.code == 0
+    assert "one.plugin:load stays inactive: its author ships it as import_only" in done.out + done.err
+
+
+def test_the_mixed_bundle_turns_cascade_on_and_says_that_the_planner_stays_inactive(scratch: Scratch) -> None:
+    root = Path(__file__).parents[2]
+    file = root / "src/vllm_ascend_split_batch/manifests/split_batch_full_graph/vllm-hust-extension-v0.2.json"
+    document = json.loads(file.read_text())
+    scratch.site.host("0.27.1rc1", "0.27.1")
+    scratch.site.extension(
+        document, version=document["extension_version"], plugins={"cascade-attention": "one.plugin:load"}
+    )
+    done = scratch.extension("enable", document["extension_id"])
+    assert done.code == 0, done.err
+    assert "vllm_ascend_split_batch.planner:plan_dual_pad stays inactive" in done.out + done.err
+    assert "VLLM_ASCEND_ENABLE_CASCADE_DECODE=1" in scratch.extension("env").out.splitlines()
 
 
 def test_enabling_what_does_not_fit_is_said_and_run_refuses_it(scratch: Scratch) -> None:

@@ -117,6 +117,17 @@ class Manifest:
         return {k: v for k, v in self.activation.additional_config.items() if k != QUALIFICATION_KEY}
 
     @property
+    def inert_modules(self) -> tuple[tuple[str, str], ...]:
+        """Carriers that stay inactive beside active ones: ``module:object`` and its status."""
+        if self.activation_blocker is not None:
+            return ()
+        return tuple(
+            (f"{carrier.get('module')}:{carrier.get('object')}", str(carrier["status"]))
+            for carrier in self.implementation
+            if carrier.get("status") in ("import_only", "legacy_unregistered")
+        )
+
+    @property
     def activation_blocker(self) -> str | None:
         """Why this extension cannot be switched on at all, or None.
 

@@ -98,7 +98,11 @@ def enable(extension_id: str, json_mode: bool, python: str | None) -> int:
 
     session.store.change(edit)
     verdict = session.verdict(bundle)
-    notes = []
+    notes = [
+        f"{module} stays inactive: its author ships it as {status}, so the code can be imported, but nothing in this"
+        " release switches it on in a running host"
+        for module, status in bundle.manifest.inert_modules
+    ]
     if not verdict.fits:
         notes.append(
             f"enabled, but {verdict.status.words} here, so 'run' will refuse it: {verdict.against[0].message}"
