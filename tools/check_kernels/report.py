@@ -13,10 +13,11 @@ scattered: loads and stores that are done element by element + row by row instea
 
 def table(results: Sequence[Result]) -> str:
     """One line per variant: cores, KiB of each buffer against its size, scattered accesses, and what is wrong."""
-    width = max((len(result.name) for result in results), default=0)
+    title = "kernel and variant"
+    width = max(len(title), *(len(result.name) for result in results)) if results else len(title)
     buffers = list(CAPACITY_BYTES)
     sizes = "".join(f"{f'{name}/{CAPACITY_BYTES[name] >> 10}':>9}" for name in buffers)
-    lines = [f"{'kernel and variant':<{width}}  cores{sizes}  scattered  seconds"]
+    lines = [f"{title:<{width}}  cores{sizes}  scattered  seconds"]
     for result in results:
         used = "".join(
             f"{-(-result.used[name] // 1024) if name in result.used else '-':>9}" for name in buffers
