@@ -70,6 +70,8 @@ class TestNorms:
         plain, _, _ = torch_npu.npu_add_rms_norm(x1.npu(), x2.npu(), gamma.npu(), 1e-6)
         close(y, plain.cpu() + beta, torch.float32)
         assert torch.equal(x.cpu(), x1 + x2)
+        gemmas, _ = torch.ops._C_ascend.npu_gemma_rms_norm(x1.npu(), gamma.npu(), 1e-6)
+        close(gemmas, torch_npu.npu_rms_norm(x1.npu(), 1 + gamma.npu(), 1e-6)[0].cpu(), torch.float32)
         with pytest.raises(NotImplementedError, match="_C_ascend::device_print_tensor is not modelled"):
             torch.ops._C_ascend.device_print_tensor(x)
 
