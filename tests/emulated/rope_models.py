@@ -49,8 +49,10 @@ def build(name: str, folder: Path, dtype: str = "float32") -> Path:
     torch.manual_seed(11)
     network: Any
     if name == "mrope":
-        network = transformers.Qwen3VLForConditionalGeneration(
-            transformers.Qwen3VLConfig(
+        # The host replaces the attention of Qwen3 and its like by one that rotates in a kernel of its own; Qwen2.5-VL's
+        # calls the rotary embedding. On text all three axes are equal, so that interleaving them changes nothing.
+        network = transformers.Qwen2_5_VLForConditionalGeneration(
+            transformers.Qwen2_5_VLConfig(
                 text_config=COMMON | {"rope_parameters": MROPE},
                 vision_config={
                     "depth": 1,
@@ -58,8 +60,7 @@ def build(name: str, folder: Path, dtype: str = "float32") -> Path:
                     "intermediate_size": 32,
                     "num_heads": 2,
                     "out_hidden_size": 256,
-                    "deepstack_visual_indexes": [0],
-                    "num_position_embeddings": 16,
+                    "fullatt_block_indexes": [0],
                 },
                 image_token_id=500,
                 video_token_id=501,
@@ -80,7 +81,7 @@ def greedy(path: Path, batch: Batch, name: str) -> list[list[int]]:
     import torch
     import transformers
 
-    kind = transformers.Qwen3VLForConditionalGeneration if name == "mrope" else transformers.LlamaForCausalLM
+    kind = transformers.Qwen2_5_VLForConditionalGeneration if name == "mrope" else transformers.LlamaForCausalLM
     network: Any = kind.from_pretrained(path, dtype=torch.float32).eval()
     texts = []
     with torch.inference_mode():
