@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+
+class Progress:
+    """A bar, or nothing where nobody looks."""
+
+    def __init__(self, bar: Any = None) -> None:
+        self._bar = bar
+
+    def advance(self, done: int, more: int = 0) -> None:
+        """So much was done since the last call, and so much more turned out to be needed."""
+        if self._bar is None:
+            return
+        if more:
+            self._bar.total += more
+            self._bar.refresh()
+        self._bar.update(done)
 
 
 @contextmanager
-def progress_bar(total: int, what: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[[int], object]]:
-    """A bar on standard error; call what is yielded with every advance. Nothing is drawn where nobody looks.
+def progress_bar(total: int, what: str, unit: str, *, quiet: bool = False) -> Iterator[Progress]:
+    """A bar on standard error, where that is a terminal.
 
     tqdm is there wherever vLLM is; without it one line says what would draw the bar.
     """
     if quiet or not sys.stderr.isatty():
-        yield _nothing
+        yield Progress()
         return
     try:
         from tqdm import tqdm
     except ImportError:
-        print(f"{what}: {total} {unit} (pip install 'vllm-ascend-split-batch[planner]' shows a bar)", file=sys.stderr)
-        yield _nothing
+        print(f"{what} ... (pip install 'vllm-ascend-split-batch[planner]' shows a progress bar)", file=sys.stderr)
+        yield Progress()
         return
     with tqdm(total=total, desc=what, unit=f" {unit}", file=sys.stderr, leave=False, mininterval=0.2) as bar:
-        yield bar.update
-
-
-def _nothing(_: int) -> None:
-    """Nobody looks."""
+        yield Progress(bar)

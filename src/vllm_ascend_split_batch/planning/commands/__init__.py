@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 #: Modules of this package, in the order of the help text.
-SUBCOMMANDS = ("plan", "simulate", "record", "generate")
+SUBCOMMANDS = ("plan", "simulate", "advise", "record", "generate")
 PROGRAM = "python -m vllm_ascend_split_batch.planning"
 
 

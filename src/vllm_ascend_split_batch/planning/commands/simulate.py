@@ -49,8 +49,8 @@ def run(options: argparse.Namespace) -> int:
 def _simulate(setup: Setup, trace: Trace, out: TextIO, quiet: bool) -> Summary:
     simulation = Simulation(setup)
     summary = Summary(Policy(setup.engine.policy).value, simulation.totals)
-    with progress_bar(len(trace.requests), "simulate", "requests", quiet=quiet) as advance:
-        for outcome in simulation.run(trace.requests, advance):
+    with progress_bar(len(trace.requests), "simulate", "requests", quiet=quiet) as bar:
+        for outcome in simulation.run(trace.requests, bar.advance):
             summary.add(outcome)
             out.write(outcome.line() + "\n")
     return summary
