@@ -73,7 +73,9 @@ def choose(current: Result, tried: Sequence[Result], *, longest_wait_factor: flo
     if wait - best < max(_WORTH * wait, _WORTH_SECONDS):
         return Choice(current, f"nothing tried shortens the mean wait of {wait:.3f} s by {_WORTH:.0%} or more")
     out = len(tried) - len(allowed)
-    left = f"; {out} settings were out because somebody would wait longer than {limit:.1f} s" if out else ""
+    left = (
+        f"; left out, because somebody would wait longer than {limit:.1f} s: {out} of {len(tried)} tried" if out else ""
+    )
     return Choice(result, f"mean wait {best:.3f} s instead of {wait:.3f} s{left}")
 
 

@@ -106,17 +106,17 @@ def _waiting(figure: Any, advice: Advice) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(5, 4))
     before, after = _summary(advice.before.summary), _summary(advice.after.summary)
     boundary = _boundary(advice, before)
+    longest = max(percentile(before.waits, 0.999), percentile(after.waits, 0.999), 0.01)
     for summary, colour, name in ((before, _BEFORE, "before"), (after, _AFTER, "after")):
         for kind, style, waits in (
             (f"prompts up to {boundary} tokens", "-", summary.waits_of(at_most=boundary)),
             (f"prompts above {boundary} tokens", "--", summary.waits_of(at_least=boundary + 1)),
         ):
             if waits:
-                _cumulative(left, waits, color=colour, linestyle=style, label=f"{name}, {kind}")
+                _cumulative(left, waits, longest, color=colour, linestyle=style, label=f"{name}, {kind}")
     left.set_xlabel("waiting time, arrival to admission (s)")
     left.set_ylabel("requests that waited at most so long (%)")
     left.set_ylim(0, 102)
-    longest = max(percentile(before.waits, 0.999), percentile(after.waits, 0.999), 0.01)
     left.set_xlim(0, longest)
     left.legend(loc="lower right", frameon=False, fontsize=10)
     left.set_title("Waiting times (the longest 0.1 % are cut off)", fontsize=12, loc="left")
@@ -149,10 +149,11 @@ def _waiting(figure: Any, advice: Advice) -> None:
     figure.suptitle("Waiting for admission, before and after")
 
 
-def _cumulative(axis: Any, waits: Sequence[float], **style: Any) -> None:
+def _cumulative(axis: Any, waits: Sequence[float], up_to: float, **style: Any) -> None:
     ordered = sorted(waits)
     count = len(ordered)
-    axis.step(ordered, [100 * (number + 1) / count for number in range(count)], where="post", linewidth=1.8, **style)
+    shares = [100 * (number + 1) / count for number in range(count)]
+    axis.step([*ordered, max(ordered[-1], up_to)], [*shares, 100], where="post", linewidth=1.8, **style)
 
 
 def _boundary(advice: Advice, summary: Summary) -> int:
