@@ -172,17 +172,18 @@ class _Slab:
     """Some rows, as chunks of weights: ``weights`` is (rows, chunks, BLOCK) float64."""
 
     def __init__(self, scores: Tensor, keys: Tensor, logits: bool) -> None:
-        values = scores.double()
+        rows, vocabulary = scores.shape
+        # Rows that are one row, expanded, have their weights computed once.
+        values = (scores[:1] if scores.stride(0) == 0 else scores).double()
         if logits:
             values = values.masked_fill(values.isnan(), float("-inf")).clamp(max=_FLOAT_MAX)
             top = values.amax(1, keepdim=True)
             weights = torch.exp(values - top.masked_fill(top.isneginf(), 0.0))
         else:
             weights = values.masked_fill(values.isnan(), 0.0).clamp(0.0, _FLOAT_MAX)
-        rows, vocabulary = weights.shape
         block = min(BLOCK, vocabulary)
         weights = torch.nn.functional.pad(weights, (0, -vocabulary % block))
-        self.weights = weights.view(rows, -1, block)
+        self.weights = weights.view(len(weights), -1, block).expand(rows, -1, -1)
         self.total = self.weights.sum((1, 2))
         self._keys = keys
 
