@@ -54,6 +54,7 @@ bench: env-test
 	$(VENV)/python -m torch_npu_emulator -- $(VENV)/python benchmarks/decode_mask_overhead.py --out out/decode_mask_overhead.json
 	$(VENV)/python benchmarks/manager_cli.py --json out/manager_cli.json
 	$(VENV)/python benchmarks/planner.py --out out/planner.json
+	$(VENV)/python benchmarks/planner_simulation.py --out out/planner_simulation.json
 	$(VENV)/python benchmarks/cascade_step_cost.py --out out/cascade_step_cost.json
 	$(VENV)/python benchmarks/cascade_serve.py --out out/cascade_serve.json
 
