@@ -93,10 +93,11 @@ def _capture() -> None:
     from vllm_ascend_split_batch.cascade.graph_twin import by_tasks
 
     record = by_tasks.TaskGroupTwin.record
+    waiting = ["capture"]
 
     def fails(self: Any, *args: Any) -> Any:
-        if self.rows == 4 and self.layers == 1:
-            raise RuntimeError("planted: capture")
+        if self.rows == 4 and self.layers == 1 and waiting:
+            raise RuntimeError(f"planted: {waiting.pop()}")
         return record(self, *args)
 
     by_tasks.TaskGroupTwin.record = fails  # type: ignore[method-assign]

@@ -98,7 +98,7 @@ def test_a_failure_anywhere_in_a_replay_runs_the_hosts_own_graph(run):
     result = run("FULL_DECODE_ONLY", mutant="planted_twin_faults:running", **ON)
     assert result.tokens == run(**OFF).tokens
     twins = result.worker("cascade-graph")
-    assert sorted(twins["failures"].values()) == [1, 1, 1, 1]
+    assert sum(twins["failures"].values()) == 4
     assert twins["state"] == "installed", "not three in a row in one place"
     assert twins["reasons"]["twin_given_up"] > 0
     for cause in ("fill", "update", "late update", "replay"):

@@ -337,14 +337,13 @@ class GraphTwins:
                 state = self._recording.state
             if state is None or wrapper.runtime_mode.name != "FULL":
                 return native(wrapper, *args, **kwargs)
-            own = wrapper.concrete_aclgraph_entries
-            wrapper.concrete_aclgraph_entries = state.entries.setdefault(wrapper, {})
-            if replay is not None:
-                if replay.twin.descriptor not in wrapper.concrete_aclgraph_entries:
-                    wrapper.concrete_aclgraph_entries = own
-                    raise TwinError("the wrapper holds no twin for this step")
-                replay.launched = True
+            own, twins = wrapper.concrete_aclgraph_entries, state.entries.setdefault(wrapper, {})
+            if replay is not None and replay.twin.descriptor not in twins:
+                raise TwinError("the wrapper holds no twin for this step")
             try:
+                wrapper.concrete_aclgraph_entries = twins
+                if replay is not None:
+                    replay.launched = True
                 return native(wrapper, *args, **kwargs)
             finally:
                 wrapper.concrete_aclgraph_entries = own
