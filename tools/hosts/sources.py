@@ -42,11 +42,13 @@ class Sources:
         return [self._place(*distribution) for distribution in release.distributions]
 
     def digests(self, release: Release) -> dict[str, str]:
-        """The SHA-256 of each distribution's archive."""
-        return {
-            f"{name}-{version}": str(json.loads((self._place(name, version) / STAMP).read_text())["sha256"])
-            for name, version in release.distributions
-        }
+        """The SHA-256 of each distribution's archive; of those that are there."""
+        found: dict[str, str] = {}
+        for name, version in release.distributions:
+            stamp = self._place(name, version) / STAMP
+            if stamp.exists():
+                found[f"{name}-{version}"] = str(json.loads(stamp.read_text())["sha256"])
+        return found
 
     def fetch(self, releases: Iterable[Release]) -> list[str]:
         """Fetch what is missing; the names of what was fetched."""

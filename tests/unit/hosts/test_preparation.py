@@ -61,6 +61,17 @@ def test_an_archive_without_the_package_is_refused(tmp_path: Path) -> None:
         sources.unpack(archive(tmp_path / "other.tar.gz", {"o-1/other/x.py": ""}), "vllm", tmp_path / "out")
 
 
+def test_sources_that_were_not_fetched_have_no_digest(tmp_path: Path) -> None:
+    release = releases.choose("0.27.1rc1")[0]
+    there = sources.Sources(tmp_path, Environment(tmp_path, tmp_path / "log"))
+    assert there.digests(release) == {}
+    place = tmp_path / "vllm-0.27.1"
+    place.mkdir()
+    (place / sources.STAMP).write_text('{"sha256": "ab"}')
+    assert there.digests(release) == {"vllm-0.27.1": "ab"}
+    assert there.path(release) == [place, tmp_path / "vllm-ascend-0.27.1rc1"]
+
+
 def test_a_copied_environment_shares_data_and_not_names(tmp_path: Path) -> None:
     base = tmp_path / "base"
     (base / "lib").mkdir(parents=True)
