@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 
@@ -43,30 +42,25 @@ def _running() -> None:
     """One failure each: filling, the first update, an update behind a recorded event, the replay itself."""
     from vllm_ascend_split_batch.cascade.graph_twin import by_tasks, twin
 
-    def once(cause: str, condition: Callable[..., bool], run: Callable[..., Any]) -> Callable[..., Any]:
-        waiting = [cause]
-
-        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if waiting and condition(self, *args):
-                raise RuntimeError(f"planted: {waiting.pop()}")
-            return run(self, *args, **kwargs)
-
-        return wrapped
-
     group = by_tasks.TaskGroupTwin
+    fill, update_all = group.fill, group.update
     fills: list[int] = []
     updates: list[int] = []
 
-    def third_fill(self: Any, *_: Any) -> bool:
+    def third_fill_fails(self: Any, step: Any) -> None:
         fills.append(self.rows)
-        return len(fills) == 3
+        if len(fills) == 3:
+            raise RuntimeError("planted: fill")
+        fill(self, step)
 
-    def sixth_update(self: Any, *_: Any) -> bool:
+    def sixth_update_fails(self: Any, stream: Any) -> None:
         updates.append(self.rows)
-        return self.rows == 8 and len(updates) > 5
+        if len(updates) == 6:
+            raise RuntimeError("planted: update")
+        update_all(self, stream)
 
-    group.fill = once("fill", third_fill, group.fill)  # type: ignore[method-assign]
-    group.update = once("update", sixth_update, group.update)  # type: ignore[method-assign]
+    group.fill = third_fill_fails  # type: ignore[method-assign]
+    group.update = sixth_update_fails  # type: ignore[method-assign]
 
     original = by_tasks.Stage.update
 
