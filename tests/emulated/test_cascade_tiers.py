@@ -72,7 +72,7 @@ def test_own_kernels_take_two_launches_a_layer(run):
 
 
 def test_auto_takes_the_first_tier_with_a_profile(run, tmp_path):
-    """No profile of a tier, no use of it: the file here has one for `host` only."""
+    """The wheel is not there; `host` has a profile in the user's file; `own` has none."""
     profile = tmp_path / "profile.json"
     shape = {"query_heads": 4, "kv_heads": 2, "head_size": 64, "element_bytes": 4}
     free = dict.fromkeys(("stock_launch_us", "stock_request_us", "cascade_launch_us"), 0.0)
@@ -90,7 +90,8 @@ def test_auto_takes_the_first_tier_with_a_profile(run, tmp_path):
     }
     document = {"schema": "vllm-ascend-split-batch.cascade-profile/1", "profiles": [entry]}
     profile.write_text(json.dumps(document))
-    result = run(**ON | {"VLLM_ASCEND_CASCADE_KERNELS": "auto", "VLLM_ASCEND_CASCADE_PROFILE": str(profile)})
+    automatic = {"VLLM_ASCEND_CASCADE_KERNELS": "auto", "VLLM_ASCEND_CASCADE_PROFILE": str(profile)}
+    result = run(**ON | automatic | {"NPU_EMU_KERNELS": "none"})
     assert result.tokens == run(**OFF).tokens
     assert result.worker(CARRIER)["engaged"] >= 12
     assert {call["op"].split("::")[1] for call in result.oplog} >= {"npu_attention_update"}

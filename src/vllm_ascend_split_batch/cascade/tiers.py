@@ -192,6 +192,8 @@ def _own(fp32_prefix: bool) -> OwnTier:
         raise Unavailable("VLLM_ASCEND_CASCADE_PRECISION=fp32 needs the kernel wheel; 'own' is float32 inside anyway")
     if importlib.util.find_spec("split_batch_kernels") is None:
         raise Unavailable("split-batch-kernels is not installed: pip install split-batch-kernels")
+    # The wheel first, where it is: our package defines its two ops, too, and would be in its way.
+    emulated = _emulated()
     try:
         kernels = importlib.import_module("split_batch_kernels")
     except Exception as error:
@@ -199,7 +201,7 @@ def _own(fp32_prefix: bool) -> OwnTier:
     import torch
 
     # An emulated NPU brings implementations of its own.
-    detail = "own: the emulated NPU's stand-in" if _emulated() else "own: Triton kernels of split-batch-kernels"
+    detail = "own: the emulated NPU's stand-in" if emulated else "own: Triton kernels of split-batch-kernels"
     if not kernel_wheel.op_present(torch, "cascade_prefix", "split_batch"):
         launch = importlib.import_module("split_batch_kernels.launch")
         problem = launch.unavailable(torch.device("npu"))
