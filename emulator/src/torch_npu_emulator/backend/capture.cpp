@@ -4,6 +4,7 @@
 
 #include "counters.h"
 #include "device.h"
+#include "faults.h"
 #include "streams.h"
 
 namespace npu_emulator {
@@ -87,6 +88,7 @@ void capture_node(Node node) {
 c10::DataPtr capture_allocation(size_t bytes) {
   auto& tape = *capture->tape;
   for (auto& block : capture->given_up) {
+    if (block->tape == tape.number) block->temporary = true;
     Node node{Node::Kind::kPoison, "memory reused"};
     node.block = std::move(block);
     tape.nodes.push_back(std::move(node));
@@ -102,7 +104,7 @@ c10::DataPtr capture_allocation(size_t bytes) {
     block->region = std::make_shared<Region>();
     block->region->memory = npu_allocator.allocate_uncaptured(rounded);
     block->region->bytes = rounded;
-    poison(block->region->memory.get(), rounded);
+    if (!fault(Fault::kNoPoison)) poison(block->region->memory.get(), rounded);
   }
   block->data = block->region->memory.get();
   tape.pool->add(block);

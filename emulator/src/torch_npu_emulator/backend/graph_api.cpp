@@ -107,6 +107,7 @@ TORCH_LIBRARY_IMPL(npu_emulator, PrivateUse1, m) { m.impl("weak_reference", &npu
 
 extern "C" {
 
+int npu_emulator_replaying() { return npu_emulator::replaying > 0; }
 int npu_emulator_capturing() { return npu_emulator::capturing(); }
 void npu_emulator_set_stream(int64_t stream, int64_t device) { npu_emulator::set_current_stream(stream, device); }
 void npu_emulator_trace_poison(int on) { npu_emulator::trace_poison = on != 0; }

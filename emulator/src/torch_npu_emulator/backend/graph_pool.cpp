@@ -52,7 +52,7 @@ void GraphPool::mark_written(uint64_t tape) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& known : blocks_) {
     const auto block = known.lock();
-    if (block && block->tape == tape) block->written = true;
+    if (block && block->tape == tape && !block->temporary) block->written = true;
   }
 }
 

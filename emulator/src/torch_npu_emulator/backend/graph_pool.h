@@ -28,6 +28,7 @@ class GraphPool : public std::enable_shared_from_this<GraphPool> {
   // Poisons what a replay of the graph captured from `begun` to `ended` may overwrite: the blocks that were free when
   // its capture began; those of later captures, which may lie where its own temporaries did; its own results.
   void overwrite_before_replay(uint64_t tape, int64_t begun, int64_t ended);
+  // A replay of the graph is done. Its temporaries were poisoned on the way, where later ones may lie.
   void mark_written(uint64_t tape);
 
  private:

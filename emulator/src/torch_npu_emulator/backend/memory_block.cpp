@@ -7,6 +7,7 @@
 #include "alias.h"
 #include "capture.h"
 #include "device.h"
+#include "faults.h"
 
 namespace npu_emulator {
 
@@ -15,6 +16,11 @@ void poison(void* data, size_t bytes) {
   std::fill_n(words, bytes / sizeof(uint32_t), kPoison);
   std::memcpy(static_cast<char*>(data) + bytes / sizeof(uint32_t) * sizeof(uint32_t), &kPoison,
               bytes % sizeof(uint32_t));
+}
+
+void Block::overwrite() {
+  if (data != nullptr && !fault(Fault::kNoPoison)) poison(data, bytes);
+  written = false;
 }
 
 namespace {

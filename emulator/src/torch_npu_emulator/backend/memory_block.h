@@ -38,12 +38,10 @@ struct Block {
   uint64_t tape = 0;              // the capture that allocated it
   int64_t allocated_at = 0;       // in captures begun, ended and blocks given up: see `GraphPool`
   int64_t given_up_at = kNever;
-  bool written = false;  // by a replay, since it was last poisoned
+  bool temporary = false;  // its own graph may have reused the memory
+  bool written = false;    // by a replay, since it was last poisoned
 
-  void overwrite() {
-    if (data != nullptr) poison(data, bytes);
-    written = false;
-  }
+  void overwrite();
 };
 
 // The block of a storage on the device. From then on the storage's memory outlives the storage while the block is

@@ -52,6 +52,10 @@ std::string Replay::where() const {
 void Replay::resume() {
   // Tensors of the tape belong to no autograd graph.
   const c10::InferenceMode guard(true);
+  struct Running {
+    Running() { ++replaying; }
+    ~Running() { --replaying; }
+  } const running;
   state_ = State::kRunning;
   try {
     for (; position_ < tape_->nodes.size(); ++position_) {
@@ -79,6 +83,7 @@ void replay(const std::shared_ptr<Tape>& tape, StreamId stream) {
                 " is replayed while its last replay still waits (", other->where(), ")");
   }
   ++counters.graph_replays;
+  if (fault(Fault::kSkipReplay)) return;
   tape->pool->overwrite_before_replay(tape->number, tape->begun, tape->ended);
   const auto run = std::make_shared<Replay>(tape, stream);
   // What neither waits nor has tasks that could be changed needs no watching.

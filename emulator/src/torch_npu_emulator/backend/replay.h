@@ -12,6 +12,9 @@ namespace npu_emulator {
 // Whether replays name operands that hold poison, on standard error (slow).
 inline bool trace_poison = false;
 
+// How many replays, one inside the other, this thread runs.
+inline thread_local int replaying = 0;
+
 class Replay : public std::enable_shared_from_this<Replay> {
  public:
   Replay(std::shared_ptr<Tape> tape, StreamId stream);

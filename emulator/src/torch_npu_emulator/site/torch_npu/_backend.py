@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -38,10 +39,6 @@ _library.npu_emulator_peak.restype = ctypes.c_int64
 _library.npu_emulator_counters.restype = ctypes.c_char_p
 _library.npu_emulator_set_stream.argtypes = [ctypes.c_int64, ctypes.c_int64]
 _library.npu_emulator_init(settings.DEVICES, settings.DEVICE_BYTES)
-_library.npu_emulator_trace_poison(settings.TRACE_POISON)
-# Faults of graphs by the backend's numbers (backend/faults.h).
-_GRAPH_FAULTS = {"ignore_task_update": 1, "stale_event": 2}
-_library.npu_emulator_set_faults(sum(number for name, number in _GRAPH_FAULTS.items() if settings.fault(name)))
 
 current_device: Any = _library.npu_emulator_current_device
 set_device: Any = _library.npu_emulator_set_device
@@ -50,8 +47,23 @@ peak: Any = _library.npu_emulator_peak
 reset_peak: Any = _library.npu_emulator_reset_peak
 count_synchronize: Any = _library.npu_emulator_count_synchronize
 set_stream: Any = _library.npu_emulator_set_stream
+replaying: Any = _library.npu_emulator_replaying
 capturing: Any = _library.npu_emulator_capturing
 reset_counters: Any = _library.npu_emulator_reset_counters
+
+
+# Faults of graphs by the backend's numbers (backend/faults.h).
+_GRAPH_FAULTS = {"ignore_task_update": 1, "stale_event": 2, "no_poison": 4, "skip_replay": 8}
+
+
+def set_graph_faults(names: Iterable[str]) -> None:
+    """Switches the faults of graphs on that are named, and all others off; names of other faults are ignored."""
+    _library.npu_emulator_set_faults(sum(_GRAPH_FAULTS.get(name, 0) for name in names))
+
+
+trace_poison: Any = _library.npu_emulator_trace_poison
+set_graph_faults(settings.ACTIVE_FAULTS)
+trace_poison(settings.TRACE_POISON)
 
 
 def bind(library: str, name: str) -> None:

@@ -1,8 +1,8 @@
 """TorchAir, the graph compiler that the host compiles its model's graphs with where npugraph_ex is not installed.
 
 The host asks it to run the FX graph eagerly, in "reduce-overhead" mode, so that ACL graphs are captured from it: that
-is what is modelled. Whatever would compile to Ascend IR or to static kernels is refused. Fusions that the host registers
-are not applied: they replace operators by others that compute the same.
+is what is modelled. Whatever would compile to Ascend IR or to static kernels is refused. Fusions that the host
+registers are not applied: they replace operators by others that compute the same.
 """
 
 from __future__ import annotations

@@ -36,7 +36,12 @@ def write(
     kv_bytes: tuple[int, int] = (0, 0),
     lse: bool = False,
 ) -> None:
-    """Adds one call of an operator. ``kv_bytes`` by token and by whole page; layout 'rows' for merges of partials."""
+    """Adds one call of an operator. ``kv_bytes`` by token and by whole page; layout 'rows' for merges of partials.
+
+    The entry says in ``replay`` whether a replayed graph made the call; what is captured is no call.
+    """
+    from torch_npu import _backend  # late: the backend is loaded after this module
+
     entry = {
         "op": op,
         "layout": layout,
@@ -50,6 +55,7 @@ def write(
         "kv_bytes_token": kv_bytes[0],
         "kv_bytes_page": kv_bytes[1],
         "lse": lse,
+        "replay": bool(_backend.replaying()),
     }
     with _lock:
         _waiting.append(entry)

@@ -13,6 +13,8 @@ FAULTS = frozenset(
         "kv_length_plus_one",
         "ignore_task_update",
         "stale_event",
+        "no_poison",
+        "skip_replay",
     }
 )
 

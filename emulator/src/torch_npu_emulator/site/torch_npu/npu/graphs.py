@@ -52,6 +52,11 @@ class NPUGraph:
     def capture_end(self) -> None:
         self._graph.capture_end()
 
+    def _abort(self) -> None:
+        """Gives a capture up that failed: it leaves nothing that could be replayed."""
+        self._graph.capture_abort()
+        self._pool = None
+
     def replay(self) -> None:
         """Runs what was captured, on the current stream, until its end or an external event that is not recorded."""
         self._graph.replay(key_of(current_stream()))
@@ -114,10 +119,12 @@ class graph:
             raise
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        captured = False
         try:
             if kind is None:
                 self.npu_graph.capture_end()
+                captured = True
         finally:
-            # A failed capture leaves nothing that could be replayed.
-            self.npu_graph._graph.capture_abort()
+            if not captured:
+                self.npu_graph._abort()
             self._context.__exit__()
