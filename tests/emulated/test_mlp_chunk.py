@@ -19,7 +19,7 @@ CARRIER = "mlp-chunk"
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 #: Wide enough that the MLP's intermediate results are what a prefill's peak is made of.
 MODEL = replace(tiny_models.QWEN2, name="qwen2-wide", intermediate=2048)
-DECODING = 140
+DECODING = 144
 
 
 def short_prompts() -> Batch:

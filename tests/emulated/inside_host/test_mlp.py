@@ -304,6 +304,30 @@ def test_one_compiled_graph_cuts_prefill_and_never_decode(cut, compiled):
     assert carrier.guard.failures == {}
 
 
+@pytest.mark.parametrize("on", [False, True], ids=["stock", "cut"])
+def test_a_captured_graph_holds_the_whole_mlp_and_replays(cut, compiled, on):
+    """Captured as decode is, from compiled code: the graph's rows are whole, and a replay computes new rows."""
+    model = Model(Mlp(), Mlp())
+    if on:
+        cut(model)
+    call, _ = compiled(model)
+    x = rows(512).clone()
+    with step():
+        call(x)
+    with step(graph="FULL"):
+        call(x)
+        ran(model)
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            result = call(x)
+    assert ran(model) == ([512] if on else [])
+    x.copy_(rows(512) * 0.5)
+    graph.replay()
+    with step(longest=1):
+        expected = model(x).cpu()
+    assert torch.allclose(result.cpu(), expected, atol=1e-5)
+
+
 def test_compiled_code_that_outlives_the_carrier_runs_whole(cut, compiled):
     model = Model(Mlp())
     carrier = cut(model)
