@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from vllm_ascend_split_batch.planning.simulation import Setup, Simulation
 from vllm_ascend_split_batch.planning.summary import Summary, mean
@@ -80,7 +81,7 @@ def measured(trace: Path, policy: str) -> dict[str, object]:
     }
 
 
-def verdict(cells: list[dict[str, float]]) -> bool:
+def verdict(cells: list[dict[str, Any]]) -> bool:
     """Whether the largest trace is within the bars, and the time per request does not grow with the trace."""
     largest = max(cell["requests"] for cell in cells)
     within = all(

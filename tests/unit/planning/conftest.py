@@ -1,0 +1,3 @@
+"""Fixtures of this folder."""
+
+from tests.mutants import mutant  # noqa: F401
