@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend_split_batch.planning import dual_pad, split
-from vllm_ascend_split_batch.planning.commands import main
+from vllm_ascend_split_batch.planning.commands import SUBCOMMANDS, main
 from vllm_ascend_split_batch.planning.reasons import Reason
+from vllm_ascend_split_batch.planning.simulation import StepTime
+from vllm_ascend_split_batch.planning.traces import FORMATS, SCHEMA
+from vllm_ascend_split_batch.planning.traces.request import FIELDS
 
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
 
@@ -32,6 +35,23 @@ def test_the_command_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     command, _, expected = block.strip().partition("\n")
     assert main(shlex.split(command)[4:]) == 0
     assert capsys.readouterr().out.strip() == expected
+
+
+def test_the_page_of_traces_names_every_format_and_field() -> None:
+    page = (PAGE.parent / "formats" / "trace.md").read_text()
+    assert [name for name in (*FORMATS, *FIELDS) if name != "trace" and f"| `{name}` |" not in page] == []
+    assert f'{{"schema": "{SCHEMA}"}}' in page
+
+
+def test_the_page_names_every_subcommand_and_the_assumed_times() -> None:
+    page = PAGE.read_text()
+    assert [name for name in SUBCOMMANDS if f"planner {name} " not in page and f"planning {name} " not in page] == []
+    assumed = StepTime()
+    assert (
+        f"({assumed.graph_us:,.0f} us in a\ngraph, {assumed.eager_us:,.0f} us without, {assumed.row_us:g} us per row, "
+        in page
+    )
+    assert f"{assumed.prompt_token_us:g} us per prompt token)" in page
 
 
 def test_every_reason_is_on_the_page() -> None:
