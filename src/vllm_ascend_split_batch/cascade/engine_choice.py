@@ -16,7 +16,7 @@ from .decision import Decision
 from .engine_traits import read_traits
 from .prediction import GroupPrediction, Profiles
 from .profiles import Key, device_key, missing_reason
-from .tiers import FusedTier, OwnTier
+from .tiers import WHEEL, FusedTier, OwnTier
 from .two_stage import Heads
 
 EAGER, GRAPH = MODES = ("eager", "graph")
@@ -178,6 +178,7 @@ def _judge(
         impl_type=impl_type,
         fp32_prefix=tier.fp32_prefix,
         limits_apply=tier.limits_apply,
+        wheel=tier.name == WHEEL,
     )
     refusal = static_refusal(traits)
     if refusal is not None:

@@ -20,6 +20,7 @@ def read_traits(
     impl_type: type,
     fp32_prefix: bool,
     limits_apply: bool,
+    wheel: bool = True,
 ) -> EngineTraits:
     """The traits of one attention group of `runner`.
 
@@ -29,7 +30,7 @@ def read_traits(
         builder_type, impl_type: the host's plain metadata builder and attention implementation; subclasses (context
             parallelism, quantised KV) attend differently and are not served.
         fp32_prefix: the prefix stage runs `fa_fp32_stage1`.
-        limits_apply: the limits of the device builds count.
+        limits_apply: the limits of the device builds count. wheel: the kernel wheel merges.
     """
     config = runner.vllm_config
     parallel, model = config.parallel_config, config.model_config
@@ -51,11 +52,11 @@ def read_traits(
         or any(getattr(layer, "sliding_window", None) is not None for layer in layers),
         local_attention=getattr(spec, "attention_chunk_size", None) is not None,
         split_blocks=stock and table_block_size != spec.block_size,
-        beyond_device_limits=_beyond(spec, layers, fp32_prefix, limits_apply) if stock else None,
+        beyond_device_limits=_beyond(spec, layers, fp32_prefix, limits_apply, wheel) if stock else None,
     )
 
 
-def _beyond(spec: Any, layers: list[Any], fp32_prefix: bool, limits_apply: bool) -> str | None:
+def _beyond(spec: Any, layers: list[Any], fp32_prefix: bool, limits_apply: bool, wheel: bool) -> str | None:
     for layer in layers:
         shape = ModelShape(
             dtype=str(spec.dtype).removeprefix("torch."),
@@ -68,6 +69,6 @@ def _beyond(spec: Any, layers: list[Any], fp32_prefix: bool, limits_apply: bool)
         # Not a limit of a build but what the op computes: it holds for every implementation.
         if fp32_prefix and not scale_is_builtin(shape):
             return f"fa_fp32_stage1 scales by 1/sqrt({shape.head_size}), the model by {shape.scale:g}"
-        if limits_apply and (beyond := beyond_limits(shape, fp32_prefix=fp32_prefix)):
+        if limits_apply and (beyond := beyond_limits(shape, fp32_prefix=fp32_prefix, wheel=wheel)):
             return beyond
     return None

@@ -145,7 +145,7 @@ def make(name: str, *, fp32_prefix: bool, allowed_fingerprint: str) -> FusedTier
         if fp32_prefix:
             raise Unavailable("VLLM_ASCEND_CASCADE_PRECISION=fp32 needs the kernel wheel's fa_fp32_stage1, not 'host'")
         by_host, detail = host_merge(torch)
-        limited = not _emulated()
+        limited = not _is_emulated_npu()
         return FusedTier(HOST, torch.ops.npu, by_host, f"host: fused attention and {detail}", limits_apply=limited)
     wheel = kernel_wheel.probe(allowed_fingerprint)
     if not wheel.usable:
@@ -218,6 +218,12 @@ def _own(fp32_prefix: bool) -> OwnTier:
         )
 
     return OwnTier(torch.ops.split_batch, splits, detail)
+
+
+def _is_emulated_npu() -> bool:
+    import torch_npu
+
+    return hasattr(torch_npu, "emulator")
 
 
 def _emulated() -> bool:

@@ -54,3 +54,19 @@ def test_the_builtin_scale_is_one_over_root_head_size():
     assert scale_is_builtin(QWEN_14B)
     assert not scale_is_builtin(replace(QWEN_14B, scale=128**-0.5 * (1 + 1e-6)))
     assert not scale_is_builtin(replace(QWEN_14B, head_size=64))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"dtype": "float16"}, None),
+        ({"head_size": 96}, None),
+        ({"dtype": "float32"}, "fused attention takes bfloat16 and float16, the model computes in float32"),
+        ({"head_size": 100}, "npu_attention_update takes head sizes"),
+        ({"block_size": 64}, "fused attention over a shared prefix takes pages"),
+    ],
+)
+def test_without_the_wheel_the_hosts_operators_limit(change, said):
+    found = beyond_limits(replace(QWEN_14B, **change), fp32_prefix=False, wheel=False)
+    assert found is None if said is None else said in found
