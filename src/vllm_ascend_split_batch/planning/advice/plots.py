@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,12 @@ def _padding(figure: Any, advice: Advice) -> None:
         (after, advice.after.setup, _AFTER, "after"),
     ):
         graphs = StepGraphs(setup.host)
-        rows = [graphs.decode(batch).rows - batch for batch in batches]
+        steps_rows = [graphs.decode(batch) for batch in batches]
+        # Without a graph nothing is padded; a line at 0 would look like a graph of that size.
+        rows = [
+            math.nan if step.mode is RuntimeMode.NONE else step.rows - batch
+            for batch, step in zip(batches, steps_rows, strict=True)
+        ]
         totals = summary.totals
         share = 100 * totals.decode_padding / max(1, totals.decode_rows)
         lower.step(
@@ -145,7 +151,7 @@ def _waiting(figure: Any, advice: Advice) -> None:
     right.set_xlim(left=0)
     right.set_ylim(bottom=0, top=right.get_ylim()[1] * 1.25)
     right.legend(loc="upper left", frameon=False, fontsize=10, ncols=2)
-    right.set_title("Settings of waiting lanes", fontsize=12, loc="left")
+    right.set_title("Settings of waiting lanes (tried with the current graphs)", fontsize=12, loc="left")
     figure.suptitle("Waiting for admission, before and after")
 
 
