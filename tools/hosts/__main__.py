@@ -26,6 +26,7 @@ from .sources import Sources
 EVIDENCE = ROOT / "docs" / "evidence" / "carriers"
 WORK = ROOT / ".hosts"
 TABLE = "table.md"
+SHOWN = 12
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
 
 
@@ -59,8 +60,10 @@ class Matrix:
             except SetupError as error:
                 found = [str(error)]
             self.problems[release.name] = found
-            for line in found:
+            for line in found[:SHOWN]:
                 say(f"  PROBLEM: {line}")
+            if len(found) > SHOWN:
+                say(f"  and {len(found) - SHOWN} more, in {record.path} and {self.work / 'logs' / release.name}")
 
     def _release(self, release: Release, record: Record) -> list[str]:
         """Run what was asked for on one release; the problems found, by what stands for today's sources."""
@@ -101,7 +104,7 @@ class Matrix:
         calls: dict[str, Callable[[], Any]] = {
             "live": lambda: runner.live(self.switched_on),
             "proofs": runner.proofs,
-            "host_model": runner.host_model,
+            "host_model": lambda: runner.host_model(release.name),
         }
         try:
             for part in parts:
@@ -163,6 +166,8 @@ def _said(part: str, result: Any) -> str:
         states = [carrier["state"] for carrier in result["carriers"].values()]
         return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no carrier"
     outcomes = ", ".join(f"{count} {what}" for what, count in result["outcomes"].items())
+    if part == "host_model" and "not_modelled" in result:
+        return str(result["not_modelled"])
     if part == "host_model":
         return f"{outcomes}; {sum(result['compared'].values())} cases compared with the real classes"
     return outcomes

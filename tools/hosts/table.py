@@ -74,6 +74,8 @@ def _verdict(row: Row) -> str:
         return "seams match, not run" if matched + unknown == all_of_them else "seams differ, not run"
     if row.problems:
         return "**problem**"
+    if row.state == "installed" and row.proof is None:
+        return "installs, proof not run"
     if row.state == "installed":
         return f"proved, engaged {row.engaged}" if row.proof and row.engaged else "installed, **not engaged**"
     if row.defects and not any(row.defects.values()):
@@ -129,19 +131,27 @@ def _releases(parts: Sequence[tuple[str, Any, dict[str, Any]]], records: Sequenc
     for (release, host, results), record in zip(parts, records, strict=True):
         proofs, live, model = results.get("proofs"), results.get("live"), results.get("host_model")
         stock = [r for r in (proofs or {"records": []})["records"] if STOCK in r["carriers"]]
-        compared = model and ", ".join(f"{what} {count}" for what, count in model["compared"].items())
         body.append(
             [
                 release,
                 str(host["vllm"]),
                 _yes(all(record["outcome"] == "passed" for record in stock) if stock else None),
                 _yes(not live["together"]["left"] if live else None),
-                (compared or "none") + f" ({_outcomes(model['outcomes'])})" if model else "-",
+                _compared(model),
                 ", ".join(sorted({entry["on"] for entry in record["parts"].values()})),
                 " ".join(f"{part} {entry['sources'][:8]}" for part, entry in record["parts"].items()),
             ]
         )
     return _markdown(head, body)
+
+
+def _compared(model: Mapping[str, Any] | None) -> str:
+    if model is None:
+        return "-"
+    if "not_modelled" in model:
+        return "not modelled"
+    counts = ", ".join(f"{what} {count}" for what, count in model["compared"].items())
+    return f"{counts or 'none'} ({_outcomes(model['outcomes'])})"
 
 
 def _outcomes(outcomes: Mapping[str, int]) -> str:

@@ -64,7 +64,8 @@ def test_what_was_run_on_the_same_sources_is_not_run_again(run, tmp_path, monkey
     monkeypatch.setattr(command.environments, "discard", lambda environment: ran.append("discard"))
     result = {"outcomes": {"passed": 1}, "not_passed": [], "compared": {"padding: steps": 3}}
 
-    def host_model(runner: Runner) -> object:
+    def host_model(runner: Runner, release: str) -> object:
+        assert release == RELEASE
         ran.append("host_model")
         return result
 

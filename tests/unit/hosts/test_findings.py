@@ -147,6 +147,20 @@ def test_the_table_says_what_the_records_say() -> None:
     assert any("padding: steps 5000 (5 passed tests)" in line for line in lines)
 
 
+def test_a_release_that_the_host_model_does_not_cover_says_so() -> None:
+    uncovered = parts()
+    uncovered["host_model"] = {"outcomes": {}, "not_passed": [], "compared": {}, "not_modelled": "no such line"}
+    assert problems(uncovered) == []
+    assert "| not modelled |" in table.render([record("1.0", uncovered)], [NAME])
+
+
+def test_installed_without_a_proof_run_is_not_called_proved() -> None:
+    unproved = {name: part for name, part in parts().items() if name != "proofs"}
+    text = table.render([record("1.0", unproved)], [NAME])
+    assert "installs, proof not run" in text
+    assert "proved" not in text
+
+
 def test_installed_but_never_reached_shows() -> None:
     idle = copy.deepcopy(parts())
     idle["proofs"]["records"][0]["reports"] = [{"name": NAME, "engaged": 0, "failures": {}}]
