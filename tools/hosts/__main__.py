@@ -78,7 +78,8 @@ class Matrix:
         if to_run:
             self._run_live(to_run, release, record)
         # What was run a moment ago counts, even where a source was changed meanwhile.
-        current = [part for part in PARTS if part in to_run or self._stands(part, release, record)]
+        judged = PARTS[:2] if self.options.static else PARTS  # sources alone: only what the live check says of them
+        current = [part for part in judged if part in to_run or self._stands(part, release, record)]
         return problems + release_problems({part: record.result(part) for part in current}, self.carriers)
 
     def _static(self, release: Release, record: Record) -> list[str]:
