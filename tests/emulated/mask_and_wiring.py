@@ -17,11 +17,13 @@ SKIP_COS_SIN = {"VLLM_HUST_SKIP_COS_SIN": "1"}
 LAYERS = MODEL.layers
 
 #: Prompts of one token to a few pages. Twelve over eight places: prefill joins running decodes; the second batch finds
-#: its prefix in the cache; the third is one request alone, with which there is nothing to share.
+#: its prefix in the cache; the third is one request alone, with which there is nothing to share; the fourth
+#: is short enough for a captured graph of eight tokens.
 BATCHES: list[Batch] = [
     shared_prefix_batch(requests=12, prefix=160, tokens=10, vocabulary=MODEL.vocabulary, seed=11, suffix=(1, 150)),
     shared_prefix_batch(requests=5, prefix=160, tokens=6, vocabulary=MODEL.vocabulary, seed=11, suffix=(1, 40)),
     shared_prefix_batch(requests=1, prefix=160, tokens=6, vocabulary=MODEL.vocabulary, seed=12, suffix=(1, 40)),
+    shared_prefix_batch(requests=1, prefix=4, tokens=6, vocabulary=MODEL.vocabulary, seed=13, suffix=(2, 4)),
 ]
 
 

@@ -11,8 +11,12 @@ from .test_coexistence import ALL, ENGAGES, adds_up, entries
 
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 
-#: Compiled pieces without graphs: the path whose result torch's cache does not accept.
-COMPILED = {"enforce_eager": False, "compilation_config": {"mode": 3, "cudagraph_mode": "NONE"}}
+#: Compiled pieces between attention calls, by the path whose result torch's cache does not accept.
+COMPILED = {
+    "enforce_eager": False,
+    "compilation_config": {"mode": 3, "cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [8]},
+    "additional_config": {"ascend_compilation_config": {"enable_npugraph_ex": False}},
+}
 CACHE_ON = "planted_cache:on"
 
 
