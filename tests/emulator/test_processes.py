@@ -123,6 +123,7 @@ def test_counters_and_log_of_a_process_and_its_forked_child(run_emulated, tmp_pa
         "kv_bytes_token": 300 * ROW,
         "kv_bytes_page": 384 * ROW,
         "lse": True,
+        "replay": False,
     }
     assert not list((tmp_path / "counters").glob(".*"))
 

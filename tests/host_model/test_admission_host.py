@@ -64,8 +64,6 @@ def test_the_generated_cases_reach_every_outcome(recorded_admission: Recorded) -
             reached["skipped"] = sum(bool(step["skipped"]) for step in steps)
         assert min(reached.values()) > 10, (kind, reached)
     if rules.has_policies:
-        # A request that was shown and then aborted ends the engine under BatchJobAware.
-        assert any(answer[-1] == "failure" for answer in recorded_admission.of_host("engines"))
         told = [given for answer in recorded_admission.of_host("batch jobs") for given, _ in answer]
         assert {"none", "too many jobs"} <= {given for given in told if isinstance(given, str)}
         states = [state for answer in recorded_admission.of_host("short first") for _, state in answer]
