@@ -28,7 +28,7 @@ def main(job_path: str, result_path: str) -> None:
     batches = []
     for batch in job["batches"]:
         common = {"max_tokens": batch["tokens"], "ignore_eos": True, "detokenize": False}
-        sampling: Any = [SamplingParams(**common, **arguments) for arguments in batch["sampling"]]
+        sampling: Any = [SamplingParams(**(common | arguments)) for arguments in batch["sampling"]]
         if not sampling:
             sampling = SamplingParams(temperature=0.0, logprobs=1, **common)
         outputs = engine.generate(

@@ -29,12 +29,25 @@ ENGINE_DEFAULTS: dict[str, Any] = {
 FOREIGN_PREFIXES = ("VLLM_", "NPU_EMU_", "VLLMHUST_")
 
 
+
+def graph_mode(mode: str, sizes: list[int], **others: Any) -> dict[str, Any]:
+    """Arguments for `Engines.run(engine=...)`: an engine that captures graphs.
+
+    Args:
+        mode: `cudagraph_mode`, such as "FULL_DECODE_ONLY"; "NONE" compiles only. sizes: the capture sizes.
+        others: further entries of `compilation_config`, as vLLM names them.
+    """
+    config = {"cudagraph_mode": mode, "cudagraph_capture_sizes": sizes} | others
+    return {"enforce_eager": False, "compilation_config": config}
+
+
 @dataclass(frozen=True)
 class Batch:
     """Prompts that run together, and how many tokens each continues.
 
-    `sampling` holds, per prompt, arguments of `SamplingParams` as (name, value) pairs; without it all are greedy, and
-    the likelihoods of their tokens are returned, too.
+    `sampling` holds, per prompt, arguments of `SamplingParams` as (name, value) pairs, `max_tokens` among them where
+    requests are to end one after the other; without it all are greedy, and the likelihoods of their tokens are
+    returned, too.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -67,6 +80,14 @@ class Result:
         found = [carrier for report in self.reports for carrier in report["carriers"] if carrier["name"] == name]
         assert found, f"no process reported {name}; the log ends with\n{self.log[-2000:]}"
         return max(found, key=lambda carrier: carrier["calls"])
+
+    def graphs(self) -> dict[str, int]:
+        """Captures, replays and task updates of all processes together."""
+        total = {"captures": 0, "replays": 0, "task_updates": 0}
+        for process in self.counters:
+            for name in total:
+                total[name] += process["graphs"][name]
+        return total
 
     def worker(self, name: str) -> dict[str, Any]:
         """The report of carrier `name` in the process that runs the model: the one that went beyond waiting."""
