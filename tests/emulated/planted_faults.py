@@ -11,7 +11,7 @@ def plant(name: str) -> None:
     Raises:
         KeyError: no such fault.
     """
-    {"lse_shift": _shift_prefix_lse, "suffix_length": _shorten_suffixes}[name]()
+    {"lse_shift": _shift_prefix_lse, "suffix_length": _shorten_suffixes, "nothing_but_blind": lambda: None}[name]()
     _blind_the_self_test()
 
 

@@ -150,9 +150,10 @@ def make(name: str, *, fp32_prefix: bool, allowed_fingerprint: str) -> FusedTier
     wheel = kernel_wheel.probe(allowed_fingerprint)
     if not wheel.usable:
         raise Unavailable(wheel.detail)
-    code = OUT_BFLOAT16 if fp32_prefix else OUT_AS_FIRST
 
     def merge(prefix_out: Any, suffix_out: Any, prefix_lse: Any, suffix_lse: Any) -> Any:
+        # A float32 prefix result beside a bfloat16 model's suffix is merged into what the model computes in.
+        code = OUT_BFLOAT16 if suffix_out.dtype == torch.bfloat16 else OUT_AS_FIRST
         return torch.ops.npu.lse_merge(prefix_out, suffix_out, prefix_lse, suffix_lse, code)
 
     return FusedTier(
