@@ -21,7 +21,7 @@ FI_SAMPLING = Carrier(
     gates=(
         Flag(GATE, help="draw tokens by our own kernels where a route allows it"),
         Integer(f"{GATE}_SEED", -1, maximum=(1 << 63) - 1, help="base of the draws; negative: the engine's seed"),
-        Integer(f"{GATE}_JOINT_MIN_BATCH", 256, minimum=1, maximum=1 << 20, help="rows from which top-k + top-p run joint"),
+        Integer(f"{GATE}_JOINT_MIN_BATCH", 256, minimum=1, maximum=1 << 20, help="rows from which both run joint"),
         Integer(f"{GATE}_JOINT_MIN_K", 32, minimum=1, maximum=1 << 31, help="least top-k of any row for the same"),
         Flag(f"{GATE}_K1_ARGMAX", True, help="take the argmax where every row has top-k 1"),
         Flag(f"{GATE}_SEEDED", help="draw requests with a seed of their own, too; not stock's tokens"),

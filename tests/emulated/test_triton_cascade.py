@@ -63,7 +63,7 @@ def test_tokens_equal_stock(stock, run, settings, launched):
 
 
 def test_a_wrong_log_sum_exp_changes_tokens(stock, run):
-    """The identity above would notice: the prefix stage's log-sum-exp shifted by 3, past a self-test that is blinded."""
+    """The identity above would notice: a prefix log-sum-exp shifted by 3, past a self-test that is blinded."""
     settings, _ = TIERS["wheel"]
     result = run("nothing_but_blind", NPU_EMU_KERNELS="triton", NPU_EMU_FAULT="lse_shift", **settings)
     assert result.carrier(CARRIER)["engaged"] >= TOKENS - 2
