@@ -92,7 +92,7 @@ def test_interleaved_mrope_equals_transformers(run, expected):
     assert result.tokens[0] == expected("mrope")
     assert (entry["state"], entry["failures"]) == ("installed", {})
     assert found(entry)["mrope"] == "present"
-    assert entry["engaged"] >= rope_models.COMMON["num_hidden_layers"] * TOKENS
+    assert entry["engaged"] >= rope_models.COMMON["num_hidden_layers"] * SHORT.tokens
     kernels = sum(counters["launches"].get("npu::npu_mrope", 0) for counters in result.counters)
     assert kernels == 0, "the text path has to go through vLLM's Triton kernel"
 
