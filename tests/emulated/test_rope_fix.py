@@ -18,11 +18,16 @@ pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 CARRIER = "rope-fix"
 TOKENS = 16
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-#: Interleaved M-RoPE needs a host with Triton: vLLM's kernel, unmodified, in Triton's interpreter.
+#: Interleaved M-RoPE needs a host with Triton: vLLM's kernel, unmodified, in Triton's (slow) interpreter.
 INTERPRETER = {"NPU_EMU_TRITON": "interpreter"}
-TEXT_ONLY = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+TEXT_ONLY = {"limit_mm_per_prompt": {"image": 0, "video": 0}, "max_num_batched_tokens": 128, "max_model_len": 256}
 #: Long enough that the positions at the end lie beyond the context the scaled models were made for (512).
 BATCH = shared_prefix_batch(requests=4, prefix=300, tokens=TOKENS, vocabulary=490, seed=9, suffix=(5, 600))
+SHORT = shared_prefix_batch(requests=2, prefix=16, tokens=6, vocabulary=490, seed=9, suffix=(5, 40))
+
+
+def batch_of(name: str) -> Batch:
+    return SHORT if name == "mrope" else BATCH
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +37,12 @@ def model(model_folder):
 
 @pytest.fixture(scope="module")
 def expected(model):
-    """A function name -> transformers' greedy continuations of BATCH, in float32."""
+    """A function name -> transformers' greedy continuations of its batch, in float32."""
     known: dict[str, list[list[int]]] = {}
 
     def of(name: str) -> list[list[int]]:
         if name not in known:
-            known[name] = rope_models.greedy(model(name), BATCH, name)
+            known[name] = rope_models.greedy(model(name), batch_of(name), name)
             assert tiny_models.distinct_share(known[name]) > 0.6, "texts that loop prove little"
         return known[name]
 
@@ -46,12 +51,12 @@ def expected(model):
 
 @pytest.fixture
 def run(engines, model):
-    def start(name: str, env: dict[str, str], batch: Batch = BATCH) -> Result:
+    def start(name: str, env: dict[str, str]) -> Result:
         more: dict[str, Any] = {}
         if name == "mrope":
             env = env | INTERPRETER
             more = {"mutant": "planted_triton:mrope", "engine": TEXT_ONLY}
-        return engines.run(model(name), [batch], env=ONE_PROCESS | env, **more)
+        return engines.run(model(name), [batch_of(name)], env=ONE_PROCESS | env, **more)
 
     return start
 
