@@ -120,7 +120,9 @@ def test_shift_invariance(ops, levels, shift, seed):
     out, lse = ops.attention_merge_stack(outs, lses)
     moved, moved_lse = ops.attention_merge_stack(outs, lses + shift / 64)
     assert same_bits(out, moved)
-    torch.testing.assert_close(moved_lse, lse + shift / 64, rtol=2e-7, atol=2e-7)
+    # Each of the two sums was rounded once, at its own size: a moved sum near zero carries the error of the unmoved one.
+    error = torch.finfo(torch.float32).eps * (lse.abs() + moved_lse.abs() + 1)
+    assert ((moved_lse - (lse + shift / 64)).abs() <= error).all()
 
 
 @both
