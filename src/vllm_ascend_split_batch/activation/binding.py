@@ -36,8 +36,8 @@ def patches(context: Context) -> list[DictEntry]:
     layer = _Layers(context, _form(context.settings[FORM]), GeluAndMul, custom_op.op_registry_oot)
     built = sum(type(thing) is GeluAndMul for thing in gc.get_objects())
     if built:
-        context.guard.count("layers_built_before", built)
-        context.log.warning("fi-gelu: %d layers were built before it was loaded and keep the host's form", built)
+        context.guard.count("modules_built_before", built)
+        context.log.warning("fi-gelu: %d modules were built before it was loaded and keep the host's form", built)
     seam = next(seam for seam in FI_GELU.seams if seam.target == REGISTRY)
     return [DictEntry(seam, LAYER_NAME, layer.take_place)]
 
@@ -89,7 +89,8 @@ class _Layers:
 
             def __init__(self, approximate: str = EXACT, *args: Any, **kwargs: Any) -> None:
                 super().__init__(approximate, *args, **kwargs)
-                guard.count("layers_exact" if approximate == EXACT else f"layers_{approximate}")
+                # Modules, not layers of the model: most models share one among all their layers.
+                guard.count("modules_exact" if approximate == EXACT else f"modules_{approximate}")
 
             def forward_oot(self, x: Any) -> Any:
                 return geglu(x) if self.approximate == EXACT else self.forward_native(x)

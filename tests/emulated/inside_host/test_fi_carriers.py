@@ -54,13 +54,27 @@ def test_a_layer_built_meanwhile_is_ours_and_keeps_its_name(gelu, vllm_config):
     given = torch.randn(5, 64)
     want = torch.ops.split_batch.geglu(given)
     assert torch.equal(made(given.npu()).cpu(), want)
-    assert (gelu.guard.engaged, gelu.guard.calls, gelu.guard.counters["layers_exact"]) == (1, 1, 1)
+    assert (gelu.guard.engaged, gelu.guard.calls, gelu.guard.counters["modules_exact"]) == (1, 1, 1)
 
 
 def test_the_tanh_form_stays_the_hosts(gelu, vllm_config):
     given = torch.randn(5, 64)
     assert torch.equal(layer("tanh")(given.npu()).cpu(), layer("tanh").forward_native(given.npu()).cpu())
-    assert (gelu.guard.calls, gelu.guard.counters["layers_tanh"]) == (0, 2)
+    assert (gelu.guard.calls, gelu.guard.counters["modules_tanh"]) == (0, 2)
+
+
+def test_gemmas_layers_share_one_module_and_it_counts_once(gelu, vllm_config):
+    from vllm.model_executor.models import gemma
+
+    gemma._get_gemma_act_fn.cache_clear()
+    try:
+        first, second = (gemma._get_gemma_act_fn(None, "gelu") for _ in range(2))
+    finally:
+        gemma._get_gemma_act_fn.cache_clear()
+    assert first is second
+    assert gelu.guard.counters == {"modules_exact": 1}
+    layer()
+    assert gelu.guard.counters == {"modules_exact": 2}
 
 
 def test_layers_that_outlive_the_carrier_are_the_hosts_again(gelu, vllm_config):
