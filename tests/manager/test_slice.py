@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from .scratch import Scratch, manifest
 
 
@@ -115,6 +117,31 @@ def test_the_mixed_bundle_turns_cascade_on_and_says_that_the_planner_stays_inact
     assert done.code == 0, done.err
     assert "vllm_ascend_split_batch.planner:plan_dual_pad stays inactive" in done.out + done.err
     assert "VLLM_ASCEND_ENABLE_CASCADE_DECODE=1" in scratch.extension("env").out.splitlines()
+
+
+OURS = sorted(
+    (Path(__file__).parents[2] / "src/vllm_ascend_split_batch/manifests").glob("*/vllm-hust-extension-v0.2.json")
+)
+
+
+@pytest.mark.parametrize("file", OURS, ids=[file.parent.name for file in OURS])
+def test_each_bundle_of_ours_is_off_until_it_is_enabled(scratch: Scratch, file: Path) -> None:
+    """All are active, the mixed one's planner apart: that nothing but a user turns one on is the manager's part."""
+    document = json.loads(file.read_text())
+    activation = document["activation"]
+    variables = {f"{name}={value}" for name, value in activation["environment"].items()}
+    scratch.site.host("0.27.1rc1", "0.27.1")
+    scratch.site.extension(
+        document,
+        version=document["extension_version"],
+        plugins={point["name"]: "one.plugin:load" for point in activation["entry_points"]},
+    )
+    assert variables
+    assert not variables & set(scratch.extension("env").out.splitlines())
+    done = scratch.extension("enable", document["extension_id"])
+    assert done.code == 0, done.err
+    assert variables <= set(scratch.extension("env").out.splitlines())
+    assert ("stays inactive" in done.out + done.err) == (file.parent.name == "split_batch_full_graph")
 
 
 def test_enabling_what_does_not_fit_is_said_and_run_refuses_it(scratch: Scratch) -> None:
