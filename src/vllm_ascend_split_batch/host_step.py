@@ -7,6 +7,7 @@ synchronisation. Nothing here decides anything; this is the only module that kno
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,17 +38,17 @@ class BlockRows:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What the scheduler decided for one step.
+    """What the scheduler decided for one step. Lists: a step's few numbers cost less so than in arrays.
 
     Attributes:
-        query_lengths: int array [requests]; tokens each request computes in this step.
-        computed_tokens: int array [requests]; tokens of each request already in the KV cache before this step.
-        prompt_tokens: int array [requests]; prompt length of each request.
+        query_lengths: per request, tokens it computes in this step.
+        computed_tokens: per request, tokens already in the KV cache before this step.
+        prompt_tokens: per request, its prompt length.
     """
 
-    query_lengths: IntArray
-    computed_tokens: IntArray
-    prompt_tokens: IntArray
+    query_lengths: list[int]
+    computed_tokens: list[int]
+    prompt_tokens: list[int]
 
     @property
     def num_requests(self) -> int:
@@ -60,7 +61,8 @@ class StepFacts:
         A last prefill chunk of one token and a preempted request that recomputes its prompt also feed one row; both
         have computed fewer tokens than their prompt holds.
         """
-        return bool((self.query_lengths == 1).all() and (self.computed_tokens >= self.prompt_tokens).all())
+        one_each = self.query_lengths.count(1) == len(self.query_lengths)
+        return one_each and all(map(operator.ge, self.computed_tokens, self.prompt_tokens))
 
 
 def read_step(runner: Any, query_lengths: IntArray, computed_tokens: IntArray) -> StepFacts:
@@ -80,7 +82,7 @@ def read_step(runner: Any, query_lengths: IntArray, computed_tokens: IntArray) -
             f"the runner describes {requests} requests by their query lengths, {len(computed_tokens)} by their "
             f"computed tokens and {len(prompt_tokens)} by their prompt lengths"
         )
-    return StepFacts(query_lengths, computed_tokens, prompt_tokens)
+    return StepFacts(query_lengths.tolist(), computed_tokens.tolist(), prompt_tokens.tolist())
 
 
 def read_block_rows(runner: Any, kv_cache_group: int, requests: int) -> BlockRows:

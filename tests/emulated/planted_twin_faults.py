@@ -30,12 +30,9 @@ def _stale_lengths() -> None:
 
 def _stale_tables() -> None:
     """A changed prefix is not noticed: its blocks stay those of the first step."""
-    import numpy as np
-
     from vllm_ascend_split_batch.cascade.graph_twin import by_tasks
 
-    blind = {**vars(np), "array_equal": staticmethod(lambda *_: True)}
-    by_tasks.np = type("Numpy", (), blind)  # type: ignore[assignment]
+    by_tasks.same_blocks = lambda held, asked: True
 
 
 def _running() -> None:

@@ -8,6 +8,7 @@ or per step, none per process.
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from vllm_ascend_split_batch.carrier import Context, Patch, Refused
@@ -85,6 +86,22 @@ def installed() -> Cascade | None:
     return _installed() if _installed is not None else None
 
 
+@dataclass
+class _Engine:
+    """What is known of one runner.
+
+    Attributes:
+        choice: what is settled, once it is. admitted: the step being prepared, if it was admitted.
+        graph_mode: the host's graph mode when `full_graphs` was last worked out from it. full_graphs: decode steps
+            replay captured full graphs.
+    """
+
+    choice: EngineChoice | None = None
+    admitted: AdmittedStep | None = None
+    graph_mode: Any = None
+    full_graphs: bool = False
+
+
 class Cascade:
     """The bodies of the patches. They return NATIVE, or raise, wherever the host's own function is to run."""
 
@@ -100,30 +117,38 @@ class Cascade:
         self._min_prefix: int = settings["VLLM_ASCEND_CASCADE_MIN_PREFIX"]
         self._min_requests: int = settings["VLLM_ASCEND_CASCADE_MIN_REQS"]
         self._trace: bool = settings["VLLM_ASCEND_CASCADE_TRACE"]
-        self._choices: weakref.WeakKeyDictionary[Any, EngineChoice] = weakref.WeakKeyDictionary()
-        self._admitted: weakref.WeakKeyDictionary[Any, AdmittedStep] = weakref.WeakKeyDictionary()
+        self._engines: weakref.WeakKeyDictionary[Any, _Engine] = weakref.WeakKeyDictionary()
         self._graphs: Any = None
         self._said: set[str] = set()
 
     # What is settled once an engine --------------------------------------------------------------------------------
 
+    def _engine(self, runner: Any) -> _Engine:
+        engine = self._engines.get(runner)
+        if engine is None:
+            engine = self._engines[runner] = _Engine()
+        return engine
+
     def choice(self, runner: Any) -> EngineChoice:
         """What is settled for `runner`, settled now if it has not been."""
-        if runner not in self._choices:
-            choice = settle(runner, self._wishes, self._builder_type, self._impl_type, self._say_once)
-            self._choices[runner] = choice
-            for key, group in choice.groups.items():
-                if group.refusal is not None:
-                    detail = f" ({group.detail})" if group.detail else ""
-                    self._say_once(
-                        f"cascade-attention: never two-stage in this engine's attention group {key}: "
-                        f"{group.refusal.value}{detail}"
-                    )
-            if choice.tier is None:
-                self._say_once(f"cascade-attention: never two-stage in this engine: {choice.reason}")
-            elif (never := choice.never(GRAPH if self._replays_full_graphs(runner) else EAGER)) is not None:
-                self._say_once(f"cascade-attention: never two-stage in this engine: {never}")
-        return self._choices[runner]
+        engine = self._engine(runner)
+        return engine.choice or self._settle(runner, engine)
+
+    def _settle(self, runner: Any, engine: _Engine) -> EngineChoice:
+        choice = settle(runner, self._wishes, self._builder_type, self._impl_type, self._say_once)
+        engine.choice = choice
+        for key, group in choice.groups.items():
+            if group.refusal is not None:
+                detail = f" ({group.detail})" if group.detail else ""
+                self._say_once(
+                    f"cascade-attention: never two-stage in this engine's attention group {key}: "
+                    f"{group.refusal.value}{detail}"
+                )
+        if choice.tier is None:
+            self._say_once(f"cascade-attention: never two-stage in this engine: {choice.reason}")
+        elif (never := choice.never(GRAPH if self._replays_full_graphs(runner, engine) else EAGER)) is not None:
+            self._say_once(f"cascade-attention: never two-stage in this engine: {never}")
+        return choice
 
     def tier(self, runner: Any) -> Any:
         """The engine's kernel tier, or None."""
@@ -141,11 +166,12 @@ class Cascade:
 
     def admitted(self, runner: Any) -> AdmittedStep | None:
         """The step that `runner` is preparing, if it was admitted."""
-        return self._admitted.get(runner)
+        engine = self._engines.get(runner)
+        return engine.admitted if engine is not None else None
 
     def forget(self, runner: Any) -> None:
         """The step is over."""
-        self._admitted.pop(runner, None)
+        self._engine(runner).admitted = None
 
     def reason_against(self, runner: Any) -> str | None:
         """Why no step of this engine can run in a twin, in words; None where steps can."""
@@ -175,9 +201,11 @@ class Cascade:
         """The shared prefix per KV-cache group and attention group, in tokens, where the step is to run two-stage."""
         guard = self._guard
         guard.calls += 1
-        self._admitted.pop(runner, None)
-        choice = self.choice(runner)
-        if choice.tier is None:
+        engine = self._engine(runner)
+        engine.admitted = None
+        choice = engine.choice or self._settle(runner, engine)
+        tier = choice.tier
+        if tier is None:
             return guard.decline(Refusal.NO_KERNELS.value)
         step = read_step(runner, num_scheduled_tokens, num_computed_tokens)
         refusal = step_refusal(
@@ -185,10 +213,11 @@ class Cascade:
         )
         if refusal is not None:
             return guard.decline(refusal.value)
-        if self._full_graph_only(runner):
+        full_graphs = self._replays_full_graphs(runner, engine)
+        if full_graphs and not self._served_by_twins(runner):
             return guard.decline(Refusal.GRAPH_MODE.value)
-        mode = GRAPH if self._replays_full_graphs(runner) else EAGER
-        admitted = AdmittedStep(step.num_requests, choice.tier)
+        mode = GRAPH if full_graphs else EAGER
+        admitted = AdmittedStep(step.num_requests, tier)
         lengths: list[list[int]] = []
         first_refusal: str | None = None
         prefixes: dict[int, tuple[int, Any]] = {}
@@ -203,7 +232,7 @@ class Cascade:
         if not choice.passed(runner):
             return guard.decline(Refusal.SELF_TEST.value)
         guard.counters["self_test_host_copies"] = choice.host_copies
-        self._admitted[runner] = admitted
+        engine.admitted = admitted
         return lengths
 
     def _group_prefix(
@@ -228,27 +257,31 @@ class Cascade:
         refusal = prefix_refusal(prefix, self._min_prefix)
         if refusal is not None:
             return 0, refusal.value
-        decision = choice.decide(key, mode, step.num_requests, prefix, int(step.computed_tokens.sum()))
+        decision = choice.decide(key, mode, step.num_requests, prefix, sum(step.computed_tokens))
         if not decision.use:
             return 0, decision.reason.value
         return SharedPrefix.of(prefix, admitted, blocks.copy()), None
 
-    def _replays_full_graphs(self, runner: Any) -> bool:
+    def _replays_full_graphs(self, runner: Any, engine: _Engine) -> bool:
+        # The host settles its mode while it starts. Working out what the mode means is no matter for every step.
         mode = runner.compilation_config.cudagraph_mode
-        return not runner.model_config.enforce_eager and mode.decode_mode().name == "FULL"
+        if mode is not engine.graph_mode:
+            engine.full_graphs = not runner.model_config.enforce_eager and mode.decode_mode().name == "FULL"
+            engine.graph_mode = mode
+        return engine.full_graphs
 
-    def _full_graph_only(self, runner: Any) -> bool:
-        """Whether decode steps replay the host's full graphs and there is no twin to take their place.
+    def _served_by_twins(self, runner: Any) -> bool:
+        """Whether a decode step that replays one of the host's full graphs has a twin that may take its place.
 
         Taking such a step out of its graph costs more than two-stage attention gains.
         """
-        if not self._replays_full_graphs(runner) or (self._graphs is not None and self._graphs.serves(runner)):
-            return False
+        if self._graphs is not None and self._graphs.serves(runner):
+            return True
         self._say_once(
             "cascade-attention: never two-stage in this engine: its decode steps replay captured graphs and no graph "
             "twin is there (VLLM_ASCEND_ENABLE_CASCADE_GRAPH=1 captures twins)"
         )
-        return True
+        return False
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:

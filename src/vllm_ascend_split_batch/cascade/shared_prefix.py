@@ -7,6 +7,7 @@ the fact that a shared read rests on, and comparing them costs microseconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,17 +31,21 @@ def shared_blocks(ids: npt.NDArray[np.integer[Any]], limit: int) -> int:
         return 0
     head = ids[:, :limit]
     # A batch that shares nothing is the common case: look at one column before comparing all of them.
-    if (head[:, 0] != head[0, 0]).any():
+    first = head[:, 0].tolist()
+    if first.count(first[0]) != len(first):
         return 0
-    same = (head == head[0]).all(axis=0)
-    return limit if same.all() else int(same.argmin())
+    same = head == head[0]
+    # Next to it comes one that shares all that may be shared. Counting is numpy's cheapest way to ask.
+    if np.count_nonzero(same) == same.size:
+        return limit
+    return int(same.all(axis=0).argmin())
 
 
 def shared_prefix_tokens(
     ids: npt.NDArray[np.integer[Any]],
     used: npt.NDArray[np.integer[Any]],
     block_size: int,
-    computed_tokens: npt.NDArray[np.integer[Any]],
+    computed_tokens: Sequence[int],
 ) -> int:
     """The shared prefix of a step in tokens: whole blocks, and no token that is not yet computed for every request.
 
@@ -51,12 +56,12 @@ def shared_prefix_tokens(
         ids: int array [requests, columns] of block ids.
         used: int array [requests]; valid leading columns of each row.
         block_size: tokens per block.
-        computed_tokens: int array [requests].
+        computed_tokens: one number a request.
 
     Returns:
         A multiple of `block_size`, 0 where nothing is shared.
     """
     if len(computed_tokens) == 0:
         return 0
-    limit = min(int(computed_tokens.min()) // block_size, int(used.min()))
+    limit = min(min(computed_tokens) // block_size, min(used.tolist()))
     return shared_blocks(ids, limit) * block_size

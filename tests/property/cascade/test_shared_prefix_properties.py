@@ -52,7 +52,7 @@ def test_one_differing_block_ends_the_prefix_there(prefix, requests, data):
 def test_the_prefix_is_computed_and_valid_for_every_request(lengths, block_size):
     computed, used = (np.array(values, dtype=np.int32) for values in lengths)
     ids = np.ones((len(computed), 6), dtype=np.int32)
-    prefix = shared_prefix_tokens(ids, used, block_size, computed)
+    prefix = shared_prefix_tokens(ids, used, block_size, computed.tolist())
     assert prefix % block_size == 0
     assert (prefix <= computed).all(), "every request still has the token of this step behind the prefix"
     assert (prefix // block_size <= used).all(), "no leftover column of an earlier request is read"
@@ -73,12 +73,10 @@ def test_nothing_is_shared_by_nobody_or_in_no_columns(shape):
 
 
 def test_without_requests_there_is_no_prefix():
-    empty = np.zeros(0, dtype=np.int32)
-    assert shared_prefix_tokens(np.zeros((0, 4), dtype=np.int32), empty, 128, empty) == 0
+    assert shared_prefix_tokens(np.zeros((0, 4), dtype=np.int32), np.zeros(0, dtype=np.int32), 128, []) == 0
 
 
 def test_leftover_columns_do_not_count():
     ids = np.array([[5, 6, 9], [5, 6, 9]], dtype=np.int32)
     used = np.array([3, 2], dtype=np.int32)
-    computed = np.array([384, 384], dtype=np.int32)
-    assert shared_prefix_tokens(ids, used, 128, computed) == 256
+    assert shared_prefix_tokens(ids, used, 128, [384, 384]) == 256

@@ -98,7 +98,10 @@ class GraphTwins:
         return any(twin.usable for twin in self._of(runner).twins.values())
 
     def _of(self, runner: Any) -> RunnerTwins:
-        return self._runners.setdefault(runner, RunnerTwins())
+        state = self._runners.get(runner)
+        if state is None:
+            state = self._runners[runner] = RunnerTwins()
+        return state
 
     # Capture ----------------------------------------------------------------------------------------------------------
 

@@ -123,6 +123,8 @@ class TaskGroupTwin:
     tasks: list[LayerTasks] = field(default_factory=list)
     workspaces: tuple[Any, Any] | None = None
     holds: tuple[int, npt.NDArray[Any]] | None = None
+    #: The part of `suffix_table` that belongs to the last step's requests.
+    _own: Any = None
     _step: StepLengths | None = None
     _stable: bool = False
     _recorded: int = 0
@@ -207,15 +209,19 @@ class TaskGroupTwin:
         same = (
             self.holds is not None
             and self.holds[0] == step.prefix_tokens
-            and np.array_equal(self.holds[1], step.block_ids)
+            and same_blocks(self.holds[1], step.block_ids)
         )
         if not same:
             self.holds = None
             self.prefix_table[:, :blocks].copy_(table[:1, :blocks], non_blocking=True)
-        own = self.suffix_table[: step.requests, : columns - blocks]
-        own.copy_(table[: step.requests, blocks:columns], non_blocking=True)
-        if step.requests < self.rows:
-            self.suffix_table[step.requests :, :1].zero_()
+        shape = step.requests, columns - blocks
+        if self._own is None or self._own.shape != shape:
+            # As large as in the step before, in most steps: then rows of no request still read block 0.
+            self._own = None
+            if step.requests < self.rows:
+                self.suffix_table[step.requests :, :1].zero_()
+            self._own = self.suffix_table[: step.requests, : columns - blocks]
+        self._own.copy_(table[: step.requests, blocks:columns], non_blocking=True)
         self._step, self._stable, self._recorded = step, same and self.tools.skip_stable, 0
 
     def update(self, stream: Any) -> None:
@@ -240,3 +246,8 @@ class TaskGroupTwin:
 
     def kept(self) -> bool:
         return self._stable
+
+
+def same_blocks(held: npt.NDArray[Any], asked: npt.NDArray[Any]) -> bool:
+    """Whether two lists of block ids, of as many tokens, are the same."""
+    return held.shape == asked.shape and not np.count_nonzero(held != asked)
