@@ -19,7 +19,9 @@ CHILD_SECONDS = 600
 
 
 @pytest.fixture(scope="module")
-def child(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[ElementTree.Element]], str]:
+def child(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> tuple[dict[str, list[ElementTree.Element]], str]:
     """(test cases by file, the child's output)."""
     import torch_npu_emulator
 
@@ -29,6 +31,8 @@ def child(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Elem
     environment = torch_npu_emulator.environment(base | {"NPU_EMU_FLOAT32_ATTENTION": "1", "VLLM_PLUGINS": "ascend"})
     del environment["TORCHINDUCTOR_AUTOGRAD_CACHE"]  # the guard's tests need torch's own default
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", str(INSIDE)]
+    profile = pytestconfig.getoption("--hypothesis-profile")
+    command += [f"--hypothesis-profile={profile}"] if profile else []
     ran = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS, check=False
     )

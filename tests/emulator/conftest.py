@@ -30,7 +30,8 @@ CHILD_SECONDS = 600
 class ChildPytest:
     """The child's pytest: collects once, runs once."""
 
-    def __init__(self) -> None:
+    def __init__(self, hypothesis_profile: str | None) -> None:
+        self._options = [f"--hypothesis-profile={hypothesis_profile}"] if hypothesis_profile else []
         self._collected: dict[str, list[str]] | None = None
         self._results: dict[str, dict[str, Any]] | None = None
         self._output = ""
@@ -64,7 +65,7 @@ class ChildPytest:
             env = {**os.environ, RESULTS: str(results), "NPU_EMU_FLOAT32_ATTENTION": "1"}
             command = [sys.executable, "-m", "torch_npu_emulator", "--", sys.executable, "-m", "pytest"]
             child = subprocess.run(
-                [*command, "-q", "-p", "no:cacheprovider", f"@{listed}"],
+                [*command, "-q", "-p", "no:cacheprovider", *self._options, f"@{listed}"],
                 cwd=ROOT,
                 env=env,
                 stdout=subprocess.PIPE,
@@ -116,7 +117,7 @@ def emulated_id(item: pytest.Item) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_CHILD] = ChildPytest()
+    config.stash[_CHILD] = ChildPytest(config.getoption("--hypothesis-profile"))
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:

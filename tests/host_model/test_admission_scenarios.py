@@ -272,7 +272,7 @@ def without_waits(case: Any) -> bool:
 CASES = [case for case in generate_engines(HostRelease.V0_27_1, 5, 400) if without_waits(case)]
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120)
 @given(st.sampled_from(CASES), st.integers(2, 50))
 def test_many_steps_at_once_are_those_steps(case: Any, at_most: int) -> None:
     assert replay(case, at_most) == replay(case, 1)

@@ -14,7 +14,7 @@ from .sampling_cases import SMALL, Case, compare, draw
 DRAWS = 4_000
 KEY = 0x1234_5678_9ABC
 CASES = pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = settings(max_examples=60)
 
 
 @pytest.mark.parametrize(

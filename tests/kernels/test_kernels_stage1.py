@@ -99,7 +99,7 @@ def test_extreme_scores_stay_finite(dense):
     torch.testing.assert_close(lse.view(2, 4, 8)[..., 0].double(), want_lse, rtol=1e-6, atol=0)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 70)), min_size=1, max_size=3),
     kv_heads=st.integers(1, 3),
@@ -138,7 +138,7 @@ OF_ATTEND = {
         "query.view(rows, kv_heads, group, head_size).permute(1, 0, 2, 3)",
         "query.view(rows, group, kv_heads, head_size).permute(2, 0, 1, 3)",
     ),
-    "keys as values": ("v = value[chunk]", "v = key[chunk]"),
+    "keys as values": ("for cache in (key, value))", "for cache in (key, key))"),
     "no rescaling of the sum": ("total.mul_(rescale)", "total"),
     "no rescaling of the output": ("accumulated.mul_(rescale)", "accumulated"),
 }

@@ -105,7 +105,7 @@ def _never_narrowed(module: Any, current: str | None, needed: list[Needed]) -> b
     )
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(
     st.none() | st.lists(NAMES, max_size=5).map(",".join),
     st.lists(st.sampled_from(["mine", "other", "ascend"]), max_size=3),

@@ -97,7 +97,7 @@ def _users_values_survive(mine: dict[str, str], wanted: dict[str, str]) -> bool:
     return all(after[k] == v for k, v in mine.items() if k != "VLLM_PLUGINS")
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(VARIABLES, VARIABLES)
 def test_what_the_user_exported_survives_any_manifest(mine: dict[str, str], wanted: dict[str, str]) -> None:
     assert _users_values_survive(mine, wanted)

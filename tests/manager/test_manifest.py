@@ -259,7 +259,7 @@ def broken_documents(draw: st.DrawFn) -> bytes:
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
 @given(broken_documents())
 def test_2000_broken_documents_are_valid_or_have_placed_faults(data: bytes) -> None:
     caught: InvalidManifest | None = None

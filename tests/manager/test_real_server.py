@@ -29,7 +29,8 @@ from .scratch import Site, manifest
 CASCADE = "org.vllm-hust.split-batch-full-graph"
 COUNTER = "org.example.step-counter"
 HEALTHY_SECONDS = 300
-STOP_SECONDS = 60
+STOP_SECONDS = 180
+REPORTED_SECONDS = 60
 
 
 def _has(distribution: str) -> bool:
@@ -134,8 +135,20 @@ class Server:
         assert isinstance(document, dict)
         return document
 
+    def reported(self) -> dict[str, Any]:
+        """The status, once it counts no more: reports are written once a second, when something changed."""
+        counts: Any = None
+        end = time.monotonic() + REPORTED_SECONDS
+        while True:
+            time.sleep(2.5)
+            document, before = self.status(), counts
+            carriers = [c for launch in document["launches"] for r in launch["reports"] for c in r["carriers"]]
+            counts = [(carrier["name"], carrier["engaged"], carrier["calls"]) for carrier in carriers]
+            if (counts == before and len(document["runtime_effective"]) == 2) or time.monotonic() > end:
+                return document
+
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return str(answer.read().decode())
 
     def complete(self, prompt: list[int], tokens: int) -> None:
@@ -250,8 +263,7 @@ def ask_together(server: Server, requests: int, tokens: int) -> None:
 
 def test_status_metrics_and_sigterm(server: Server) -> None:
     ask_together(server, 6, 24)
-    time.sleep(2.5)  # reports are written once a second
-    document = server.status()
+    document = server.reported()
     (launch,) = document["launches"]
     assert launch["pid"] == server.process.pid  # exec: the server is the process that was started
     assert launch["extensions"] == sorted([CASCADE, COUNTER])
@@ -282,11 +294,10 @@ def test_status_metrics_and_sigterm(server: Server) -> None:
     assert "vllm:" in server.get("/metrics")
     # SIGTERM reaches the server itself, its exit code comes back, and nothing is said of it any more
     assert server.end(signal.SIGTERM) == 0
-    for _ in range(20):
-        after = server.status()
-        if not after["launches"]:
-            break
+    after, end = server.status(), time.monotonic() + REPORTED_SECONDS
+    while after["launches"] and time.monotonic() < end:
         time.sleep(0.5)
+        after = server.status()
     assert after["launches"] == []
     assert after["runtime_effective"] == {}
 

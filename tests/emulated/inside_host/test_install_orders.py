@@ -114,9 +114,7 @@ def test_pairs_leave_in_either_order(first, second, alone):
         assert changed(before) == []
 
 
-@settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     steps=st.lists(st.tuples(st.sampled_from(NAMES), st.booleans()), max_size=24),
     seed=st.integers(0, 2**16),

@@ -221,7 +221,7 @@ def test_large_logits_do_not_overflow():
     tnd([1, 30], [500, 30], 4, 2, 64, torch.float32, 3, scale=10.0, tolerance=1e-4)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_paged_batch(data):
     kv_heads = data.draw(st.sampled_from([1, 2, 3]))

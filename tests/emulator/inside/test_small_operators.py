@@ -243,7 +243,7 @@ def filtered(row: list[float], k: int | None, p: float | None) -> list[float]:
 
 
 class TestSampling:
-    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def test_top_k_top_p(self, data):
         size = data.draw(st.integers(1, 12))

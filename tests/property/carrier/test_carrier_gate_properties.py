@@ -29,7 +29,7 @@ anything = st.one_of(
     st.integers().map(str),
     st.floats().map(str),
 )
-quick = settings(max_examples=200, deadline=None, derandomize=True)
+quick = settings(max_examples=200)
 
 
 @quick
@@ -82,7 +82,7 @@ names = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(environment=st.dictionaries(names, anything, max_size=8))
 def test_load_never_raises(environment):
     logger = logging.getLogger("vllm.split_batch")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from split_batch_kernels import partial_merge, triton_ops
 
@@ -22,9 +22,10 @@ both = pytest.mark.parametrize(
         pytest.param(triton_ops, id="triton", marks=pytest.mark.interpreter),
     ],
 )
-# No shrinking: an example is small, and the mutants fail on purpose.
+# No shrinking: an example is small, and the mutants fail on purpose. What is drawn need not tell a mutant (levels of a
+# wide range rarely lie so close that several parts have a weight): the examples that are named do, for each of them.
 PHASES = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
-quick = settings(max_examples=25, deadline=None, derandomize=True, phases=PHASES, report_multiple_bugs=False)
+quick = settings(max_examples=25, phases=PHASES, report_multiple_bugs=False)
 finite = st.floats(-1e4, 1e4, width=32)
 level = st.one_of(finite, st.sampled_from(NO_KEY), st.floats(width=32))
 seeds = st.integers(0, 2**16)
@@ -48,6 +49,7 @@ def same_bits(first, second):
 
 @both
 @quick
+@example(levels=[(1.0,)], nothing=-math.inf, dtype=torch.float32, place=1, seed=0)
 @given(
     levels=rows_of(1, finite),
     nothing=st.sampled_from(NO_KEY),
@@ -74,6 +76,7 @@ def test_an_empty_part_changes_no_bit(ops, levels, nothing, dtype, place, seed):
 
 @both
 @quick
+@example(levels=[(0.0, 0.5)], seed=0)
 @given(levels=rows_of(2), seed=seeds)
 def test_two_parts_commute_bit_for_bit(ops, levels, seed):
     outs, lses = partials(levels, seed)
@@ -85,6 +88,7 @@ def test_two_parts_commute_bit_for_bit(ops, levels, seed):
 
 @both
 @quick
+@example(levels=[(0.0, 1.0, 2.0, 3.0)], seed=0)
 @given(levels=rows_of(4), seed=seeds)
 def test_associates_within_rounding(ops, levels, seed):
     outs, lses = partials(levels, seed)
@@ -113,6 +117,7 @@ def test_associates_within_rounding(ops, levels, seed):
 
 @both
 @quick
+@example(levels=[(0, 64, 128)], shift=2**16, seed=0)
 @given(levels=rows_of(3, st.integers(-4096, 4096)), shift=st.integers(-(2**16), 2**16), seed=seeds)
 def test_shift_invariance(ops, levels, shift, seed):
     """Multiples of 1/64 below 2**12 add without rounding, so the outputs are equal bit for bit."""
@@ -120,13 +125,14 @@ def test_shift_invariance(ops, levels, shift, seed):
     out, lse = ops.attention_merge_stack(outs, lses)
     moved, moved_lse = ops.attention_merge_stack(outs, lses + shift / 64)
     assert same_bits(out, moved)
-    # Each of the two sums was rounded once, at its own size: a moved sum near zero carries the error of the unmoved one.
+    # Each of the two sums was rounded once, at its own size: a moved sum near 0 carries the error of the unmoved one.
     error = torch.finfo(torch.float32).eps * (lse.abs() + moved_lse.abs() + 1)
     assert ((moved_lse - (lse + shift / 64)).abs() <= error).all()
 
 
 @both
 @quick
+@example(levels=[(2.0, 0.0, 1.0), (math.inf, 1.0, 2.0)], dtype=torch.float32, seed=0)
 @given(levels=rows_of(3), dtype=st.sampled_from(TYPES), seed=seeds)
 def test_equals_softmax_in_float64_and_is_never_nan(ops, levels, dtype, seed):
     outs, lses = partials(levels, seed, dtype)

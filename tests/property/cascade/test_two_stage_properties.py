@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from split_batch_kernels import cascade, triton_ops
 
@@ -49,16 +49,14 @@ def agrees(ops, case):
     assert worst <= bar, f"{worst} above {bar}"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, phases=PHASES)
+@settings(max_examples=60, phases=PHASES)
 @given(case=cases((16, 32, 128), 5))
 def test_reference_equals_one_pass(case):
     agrees(cascade, case)
 
 
 @pytest.mark.interpreter
-@settings(
-    max_examples=20, deadline=None, derandomize=True, phases=PHASES, suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(max_examples=20, phases=PHASES)
 @given(case=cases((16, 32), 3))
 def test_triton_equals_one_pass(case):
     agrees(triton_ops, case)

@@ -28,7 +28,7 @@ small_sizes = st.lists(st.integers(1, 12), max_size=4)
 costs = st.builds(GraphCost, st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.5, 7.0, 40.0]), st.sampled_from([0.0, 0.1, 1.0]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.integers(1, 9),
     st.integers(1, 3),
@@ -65,7 +65,7 @@ def test_a_plan_is_as_cheap_as_brute_force(
     well_formed(plan, main, main if parallel is None else parallel, max_slices)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(1, 300), min_size=1, max_size=20),
     st.none() | st.lists(st.integers(1, 300), max_size=8),
@@ -97,7 +97,7 @@ def test_plans_of_large_ladders_are_well_formed(
             assert exact(plan, cost) <= Fraction(cost.launch_us) + Fraction(cost.row_us) * (plan.unsplit_rows or 0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(1, 200), st.lists(st.integers(1, 128), min_size=1, max_size=8))
 def test_two_slices_never_pad_more_than_the_published_plan(requests: int, sizes: list[int]) -> None:
     published, _ = plan_dual_pad(num_requests=requests, total_tokens=requests, main_capture_sizes=sizes)

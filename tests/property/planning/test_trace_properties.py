@@ -48,7 +48,7 @@ def read(path: Path, name: str) -> tuple[Trace | None, str]:
 
 
 @pytest.mark.parametrize("name", HEADERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(content=lines)
 def test_every_line_is_accounted_for(name: str, content: list[str]) -> None:
     good = {
@@ -69,7 +69,7 @@ def test_every_line_is_accounted_for(name: str, content: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "auto"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(content=lines)
 def test_no_file_breaks_a_reader(name: str, content: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(requests, min_size=1, max_size=5, unique_by=lambda request: request.id))
 def test_what_is_written_is_read(traced: list[TraceRequest]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -33,13 +33,13 @@ def check_against_the_mask(matches, sequences):
 sequence = st.tuples(st.integers(0, 3), st.integers(0, 4))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(st.lists(sequence, max_size=6))
 def test_true_only_where_the_mask_hides_nothing(sequences):
     check_against_the_mask(OneToN().matches, sequences)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 5), max_size=6), st.integers(1, 6))
 def test_remembered_lists_do_not_change_the_answer(ends, n):
     ends_of = OneToN()

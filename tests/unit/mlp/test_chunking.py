@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.mutants import mutant as mutant
@@ -28,7 +28,6 @@ def alive_at_most(rows: int, part: int, widths: Widths) -> int:
     return peak * widths.itemsize
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.integers(1, 100_000), widths, st.integers(0, 64), st.integers(0, 1 << 34))
 def test_parts(rows, widths, chunks, budget):
     part = rows_per_part(rows, widths, chunks=chunks, budget=budget)
@@ -46,7 +45,6 @@ def test_parts(rows, widths, chunks, budget):
     assert parts * part - rows < parts
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.integers(2, 50_000), st.integers(2, 16), widths)
 def test_what_is_saved_is_what_is_no_longer_alive(rows, chunks, widths):
     part = rows_per_part(rows, widths, chunks=chunks, budget=0)

@@ -37,7 +37,7 @@ def rows(steps: dict[int, int], sizes: tuple[int, ...]) -> int:
     return sum(count * min(size for size in sizes if size >= batch) for batch, count in steps.items())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.dictionaries(st.integers(1, 12), st.integers(0, 50), max_size=8), st.integers(1, 4), st.sampled_from([1, 2, 4])
 )

@@ -28,7 +28,11 @@ class Store:
             time.sleep(0.005)
 
 
-def on_ranks(function, ranks=(4, 5), patience=0.3):
+#: Seconds a rank waits for the others: where they come, however late their threads start; where they do not.
+LONG, SHORT = 60, 0.05
+
+
+def on_ranks(function, ranks=(4, 5), patience=LONG):
     """What `function(Ranks)` returns or raises on each rank, each in a thread of its own."""
     store, results = Store(), {}
 
@@ -55,7 +59,7 @@ def test_ranks_with_other_settings_do_not_and_both_know():
 
 
 def test_a_rank_that_does_not_answer_is_no_agreement():
-    assert on_ranks(lambda ranks: ranks.agree("seed=1"), ranks=(4,)) == {4: False}
+    assert on_ranks(lambda ranks: ranks.agree("seed=1"), ranks=(4,), patience=SHORT) == {4: False}
 
 
 def test_a_failure_of_all_ranks_passes():
@@ -63,14 +67,14 @@ def test_a_failure_of_all_ranks_passes():
 
 
 def test_a_failure_of_one_rank_ends_the_engine_by_name():
-    result = on_ranks(lambda ranks: ranks.failed_everywhere(3), ranks=(5,))[5]
+    result = on_ranks(lambda ranks: ranks.failed_everywhere(3), ranks=(5,), patience=SHORT)[5]
     assert isinstance(result, RanksDiverged)
     assert "step 3 failed on rank 5" in str(result)
     assert "Unset VLLM_HUST_FI_SAMPLING" in str(result)
 
 
 def test_failures_of_different_steps_are_not_shared():
-    results = on_ranks(lambda ranks: ranks.failed_everywhere(ranks._rank))
+    results = on_ranks(lambda ranks: ranks.failed_everywhere(ranks._rank), patience=SHORT)
     assert all(isinstance(result, RanksDiverged) for result in results.values())
 
 
