@@ -183,6 +183,67 @@ class TestMemory:
             torch.empty(settings.DEVICE_BYTES + 1, dtype=torch.uint8, device="npu")
         assert torch.npu.memory_allocated() == before
 
+    def test_results_of_operators_count_and_views_do_not(self):
+        x = torch.ones(1 << 18, device="npu")
+        before = torch.npu.memory_allocated()
+        torch.npu.reset_peak_memory_stats()
+        y = torch.erfc(x)
+        assert torch.npu.memory_allocated() - before == 1 << 20
+        z = torch.erfc(y)
+        assert torch.npu.memory_allocated() - before == 2 << 20
+        del y
+        assert torch.npu.memory_allocated() - before == 1 << 20
+        part = z[5:].view(-1)
+        z.mul_(2)
+        del z
+        assert torch.npu.memory_allocated() - before == 1 << 20
+        del part
+        assert torch.npu.memory_allocated() == before
+        assert torch.npu.max_memory_allocated() - before == 2 << 20
+
+    def test_a_result_counts_on_the_device_of_its_arguments(self):
+        x = torch.ones(256, device="npu:5")
+        before = [torch.npu.memory_allocated(device) for device in (0, 5)]
+        y = torch.erfc(x)
+        assert [torch.npu.memory_allocated(device) for device in (0, 5)] == [before[0], before[1] + 1024]
+        del y
+        assert torch.npu.memory_allocated(5) == before[1]
+
+    def test_a_resized_out_argument_counts_by_its_new_size(self):
+        a, out = torch.ones(256, device="npu"), torch.empty(0, device="npu")
+        before = torch.npu.memory_allocated()
+        torch.mul(a, 2, out=out)
+        assert torch.npu.memory_allocated() - before == 1024
+        torch.mul(a.repeat(2), 2, out=out.resize_(0))
+        assert torch.npu.memory_allocated() - before == 2048
+        del out
+        assert torch.npu.memory_allocated() == before
+
+    def test_results_in_one_memory_share_it_and_count_once(self):
+        library = torch.library.Library("emulated_device_test", "FRAGMENT")
+        library.define("halves(Tensor x) -> (Tensor, Tensor)")
+        library.impl("halves", lambda x: torch.erfc(x).chunk(2), "CPU")
+        x = torch.ones(256, device="npu")
+        before = torch.npu.memory_allocated()
+        first, second = torch.ops.emulated_device_test.halves(x)
+        assert torch.npu.memory_allocated() - before == 1024
+        first.as_strided((256,), (1,)).fill_(3)
+        assert second.tolist() == [3] * 128
+        del first
+        assert torch.npu.memory_allocated() - before == 1024
+        del second
+        assert torch.npu.memory_allocated() == before
+
+    def test_a_result_that_the_device_has_no_room_for_is_out_of_memory(self):
+        x = torch.ones(1024, device="npu")
+        held = torch.empty(torch.npu.mem_get_info()[0] - 4000, dtype=torch.uint8, device="npu")
+        before = torch.npu.memory_allocated()
+        with pytest.raises(torch.OutOfMemoryError, match=r"NPU out of memory\. Tried to allocate 4096 bytes on npu:0"):
+            torch.erfc(x)
+        assert torch.npu.memory_allocated() == before
+        assert torch.erfc(x[:1000]).numel() == 1000  # which just fits
+        del held
+
     def test_pinned_memory_is_host_memory(self):
         assert torch.ones(3).pin_memory().device.type == "cpu"
         with pytest.raises(RuntimeError, match="pinned"):

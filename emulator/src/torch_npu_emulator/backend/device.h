@@ -41,6 +41,22 @@ inline c10::DeviceIndex checked_index(int64_t index) {
   return static_cast<c10::DeviceIndex>(index);
 }
 
+// Bytes of a device are taken and given back here, whoever allocated them.
+inline void take_bytes(c10::DeviceIndex device, int64_t bytes) {
+  auto& use = memory_use[device];
+  const int64_t now = use.allocated.fetch_add(bytes) + bytes;
+  if (now > device_bytes) {
+    use.allocated -= bytes;
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", bytes, " bytes on npu:",
+                     static_cast<int>(device), ", which has ", device_bytes, " bytes in all, of which ", now - bytes,
+                     " are allocated (emulated NPU: NPU_EMU_TOTAL_GIB sets the size)");
+  }
+  int64_t peak = use.peak.load();
+  while (now > peak && !use.peak.compare_exchange_weak(peak, now)) {
+  }
+}
+inline void give_bytes(c10::DeviceIndex device, int64_t bytes) { memory_use[device].allocated -= bytes; }
+
 // Set on a thread that captures a graph: memory comes from the graph's pool.
 inline thread_local c10::DataPtr (*allocate_in_capture)(size_t bytes) = nullptr;
 
@@ -52,20 +68,14 @@ class NpuAllocator final : public c10::Allocator {
   c10::DataPtr allocate_uncaptured(size_t bytes) {
     const c10::Device device(kNpu, current_device);
     if (bytes == 0) return {nullptr, nullptr, &free_block, device};
-    auto& use = memory_use[current_device];
     const auto size = static_cast<int64_t>(bytes);
-    const int64_t now = use.allocated.fetch_add(size) + size;
+    take_bytes(current_device, size);
     void* base = nullptr;
-    if (now > device_bytes || posix_memalign(&base, kAlignment, bytes + kAlignment) != 0) {
-      use.allocated -= size;
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", bytes, " bytes on npu:",
-                       static_cast<int>(current_device), ", which has ", device_bytes, " bytes in all, of which ",
-                       now - size, " are allocated (emulated NPU: NPU_EMU_TOTAL_GIB sets the size)");
+    if (posix_memalign(&base, kAlignment, bytes + kAlignment) != 0) {
+      give_bytes(current_device, size);
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "the host of the emulated NPU has no ", bytes, " bytes left");
     }
     *static_cast<Header*>(base) = {size, current_device};
-    int64_t peak = use.peak.load();
-    while (now > peak && !use.peak.compare_exchange_weak(peak, now)) {
-    }
     void* data = static_cast<char*>(base) + kAlignment;
     return {data, data, &free_block, device};
   }
@@ -82,7 +92,7 @@ class NpuAllocator final : public c10::Allocator {
   static void free_block(void* data) {
     if (data == nullptr) return;
     auto* header = reinterpret_cast<Header*>(static_cast<char*>(data) - kAlignment);
-    memory_use[header->device].allocated -= header->bytes;
+    give_bytes(header->device, header->bytes);
     std::free(header);
   }
 };

@@ -122,7 +122,7 @@ class Call {
     }
   }
 
-  at::Tensor to_device(const at::Tensor& tensor) const {
+  at::Tensor to_device(const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.device().is_cpu()) return tensor;
     for (const auto& [npu, cpu] : aliases_) {
       if (cpu.is_same(tensor)) return npu;
@@ -131,7 +131,10 @@ class Call {
     if (view_of != npu_storages_.end()) {
       return tensor_on(c10::Storage(view_of->second), tensor, c10::DispatchKey::PrivateUse1);
     }
-    return to_npu_alias(tensor);
+    at::Tensor result = to_npu_alias(tensor);
+    // Further results in the same new memory share its storage, which counts once.
+    npu_storages_.emplace(tensor.storage().unsafeGetStorageImpl(), result.storage());
+    return result;
   }
 
   // An out= argument that the operator resized has new memory on the host: the npu tensor takes it over.
@@ -139,7 +142,7 @@ class Call {
     for (auto& [npu, cpu] : aliases_) {
       if (cpu.storage().data() != npu.storage().data()) {
         auto* storage = npu.storage().unsafeGetStorageImpl();
-        storage->set_data_ptr_noswap(shared_data(cpu.storage(), npu.device()));
+        storage->set_data_ptr_noswap(adopted_data(cpu.storage(), npu.device()));
         storage->set_nbytes(cpu.storage().nbytes());
       }
       if (cpu.sizes() != npu.sizes() || cpu.strides() != npu.strides()) {
