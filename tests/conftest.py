@@ -14,8 +14,8 @@ from tests.proofs import proof, pytest_configure, pytest_runtest_makereport
 __all__ = ["proof", "pytest_configure", "pytest_runtest_makereport"]
 
 # Property tests draw the same examples in every run, and none fails because the machine is slow;
-# `--hypothesis-profile=random` explores. Loaded here, before any test module is imported: a `settings(...)` object takes
-# what it does not name from the profile that is loaded when it is made.
+# `--hypothesis-profile=random` explores. Loaded here, before any test module is imported: a `settings(...)` object
+# takes what it does not name from the profile that is loaded when it is made.
 _UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("repeatable", derandomize=True, **_UNTIMED)
 settings.register_profile("random", derandomize=False, **_UNTIMED)
