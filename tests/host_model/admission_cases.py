@@ -22,6 +22,8 @@ STEPS = 48
 PASSED_OVER = (112, 592, 626)
 # Others in which a victim's tokens of this step are given to someone else.
 TOKENS_BACK = (177, 269, 349)
+# Engines in which BatchJobAware has shown a request that finds no blocks, and its caller gives up.
+SHOWN_THEN_ABORTED = 12
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,9 @@ def generate_engines(release: HostRelease, seed: int, count: int) -> list[Engine
     """That many engines without a connector."""
     source = random.Random(f"engines {seed}")
     rare = [_crowded(random.Random(f"found {seed}"), release) for seed in (*PASSED_OVER, *TOKENS_BACK)]
+    if admission_rules(release).has_policies:
+        shown = random.Random(f"shown {seed}")
+        rare += [_shown_then_aborted(shown, release) for _ in range(SHOWN_THEN_ABORTED)]
     return rare + [(_crowded if number % 4 == 0 else _engine)(source, release) for number in range(count - len(rare))]
 
 
@@ -229,6 +234,37 @@ def _crowded(source: random.Random, release: HostRelease) -> EngineCase:
                 step=source.choice([0, source.randint(0, 25)]),
             )
         )
+    return EngineCase(settings, tuple(requests), _times(source))
+
+
+def _shown_then_aborted(source: random.Random, release: HostRelease) -> EngineCase:
+    """One request runs, the next is shown and does not fit beside it, and is aborted; others come before or after.
+
+    The policy goes on showing what it has shown. Once the first request has ended the aborted one is admitted, if
+    anybody else waits then; the host cannot go on from there.
+    """
+    settings = EngineSettings(
+        release=release,
+        policy="batch-job-aware",
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        num_blocks=64 // 4 + 1,
+        block_size=4,
+        asynchronous=source.random() < 0.5,
+        batch_job=BatchJobSettings(max_jobs=20, reserve_margin_blocks=0, reserve_max_blocks=1),
+    )
+
+    def spec(name: str, prompt: int, output: int, step: int, aborted: int | None = None) -> RequestSpec:
+        return RequestSpec(name, prompt, output, None, 0.0, 0, step, aborted=aborted)
+
+    requests = [
+        spec("#job_name[a]#runs", source.randint(30, 36), source.randint(4, 10), 0),
+        spec("#job_name[b]#shown", source.randint(40, 48), 4, 1, aborted=source.randint(2, 12)),
+    ]
+    for number in range(source.randint(0, 3)):
+        job = source.choice("abc")
+        requests.append(spec(f"#job_name[{job}]#{number}", source.randint(1, 12), 6, source.randint(1, 14)))
     return EngineCase(settings, tuple(requests), _times(source))
 
 

@@ -28,6 +28,7 @@ MUTANTS = [
     ("batch jobs", "block_reserve", "min(prompt_left, self._max_tokens)", "prompt_left"),
     ("batch jobs", "block_reserve", "if running != self._running_then:", "if True:"),
     ("batch jobs", "block_reserve", "self._running_then >= 0 and running == self._running_then + 1", "False"),
+    ("engines", "batch_job_aware", "            self._count -= 1\n", "            self._count -= 1\n            self._peeked = None if request is self._peeked else self._peeked\n"),
     ("plans", "planner", "change <= 0 if heavier", "change < 0 if heavier"),
     ("plans", "planner", "(average + change / len(ranks))", "average"),
     ("plans", "planner", "out.added and not added", "False"),

@@ -11,7 +11,7 @@ from vllm.v1.request import RequestStatus
 from vllm_ascend.core import batch_job_aware_scheduler as batch
 from vllm_ascend.core import short_request_first_scheduler as short
 
-from tests.host_model.queue_cases import QueueCase, QueueRequest
+from tests.host_model.queue_cases import DrivenQueue, QueueCase, QueueRequest
 
 CLOCK = SimpleNamespace(now=0.0)
 
@@ -34,27 +34,15 @@ class HostRequest(SimpleNamespace):
     __eq__ = object.__eq__
 
 
-class HostQueue:
-    """What both queues have in common."""
-
-    queue: Any
+class HostQueue(DrivenQueue):
+    """The host's names for what both policies' queues do."""
 
     def __init__(self, case: QueueCase) -> None:
         self.requests = [request_of(described) for described in case.requests]
 
-    def holds(self, number: int) -> bool:
-        return self.requests[number] in list(self.queue)
-
-    def do(self, name: str, *arguments: Any) -> Any:
-        try:
-            found = getattr(self, f"do_{name}")(*arguments)
-        except IndexError:
-            return "none"
-        except RuntimeError:
-            return "too many jobs"
-        except ValueError:
-            return "unknown"
-        return found.request_id if isinstance(found, HostRequest) else found
+    @property
+    def too_many_jobs(self) -> type[Exception]:
+        return RuntimeError
 
     def do_add(self, number: int) -> None:
         self.queue.add_request(self.requests[number])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 REQUESTS = 16
 JOBS = ("", "a", "b", "c", "d")
@@ -38,17 +38,44 @@ class QueueCase:
     more: dict[str, Any]
 
 
-class Queue(Protocol):
-    """A queue, told what to do by the number of a request. Errors are told as strings."""
+class DrivenQueue:
+    """A queue that `run_queue` drives: the host's or the model's, in a subclass that has a method `do_NAME` for each
+    operation and says what the queue looks like.
 
-    def holds(self, number: int) -> bool: ...
+    Attributes:
+        requests: those of the case, by number. queue: what is driven.
+    """
 
-    def do(self, name: str, *arguments: Any) -> Any: ...
+    requests: list[Any]
+    queue: Any
 
-    def state(self) -> Any: ...
+    @property
+    def too_many_jobs(self) -> type[Exception]:
+        """What the queue raises where a job is one too many."""
+        raise NotImplementedError
+
+    def holds(self, number: int) -> bool:
+        """Whether a request is in the queue."""
+        return self.requests[number] in list(self.queue)
+
+    def do(self, name: str, *arguments: Any) -> Any:
+        """What an operation gives: a request is told by its id, an error as a word."""
+        try:
+            found = getattr(self, f"do_{name}")(*arguments)
+        except IndexError:
+            return "none"
+        except self.too_many_jobs:
+            return "too many jobs"
+        except ValueError:
+            return "unknown"
+        return getattr(found, "request_id", found)
+
+    def state(self) -> Any:
+        """The queue's order and its counters."""
+        raise NotImplementedError
 
 
-def run_queue(case: QueueCase, queue: Queue) -> list[Any]:
+def run_queue(case: QueueCase, queue: DrivenQueue) -> list[Any]:
     """What each operation gave, and what the queue looks like after it."""
     told = []
     for name, *arguments in case.operations:

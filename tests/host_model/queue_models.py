@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.host_model.queue_cases import QueueCase, QueueRequest
+from tests.host_model.queue_cases import DrivenQueue, QueueCase, QueueRequest
 from vllm_ascend_split_batch.host_model.admission import (
     BatchJobAwareQueue,
     BatchJobSettings,
@@ -30,28 +30,16 @@ def request_of(described: QueueRequest) -> Request:
     return request
 
 
-class ModelQueue:
-    """What both queues have in common."""
-
-    queue: Any
+class ModelQueue(DrivenQueue):
+    """The model's names for what both policies' queues do."""
 
     def __init__(self, case: QueueCase) -> None:
         self.requests = [request_of(described) for described in case.requests]
         self.now = 100.0
 
-    def holds(self, number: int) -> bool:
-        return self.requests[number] in list(self.queue)
-
-    def do(self, name: str, *arguments: Any) -> Any:
-        try:
-            found = getattr(self, f"do_{name}")(*arguments)
-        except IndexError:
-            return "none"
-        except TooManyJobs:
-            return "too many jobs"
-        except ValueError:
-            return "unknown"
-        return found.request_id if isinstance(found, Request) else found
+    @property
+    def too_many_jobs(self) -> type[Exception]:
+        return TooManyJobs  # looked up at each call: a mutant of its module brings its own
 
     def do_add(self, number: int) -> None:
         self.queue.add(self.requests[number], self.now)
