@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-import numpy.typing as npt
-
 
 class Lane(Enum):
     """How an admitted step runs its model."""
@@ -44,13 +42,13 @@ class AdmittedStep:
 
 
 class SharedPrefix(int):
-    """A shared prefix in tokens, with its step and the ids of its blocks (host memory, in token order)."""
+    """A shared prefix in tokens, with its step, and the ids of its blocks as the host's table has them."""
 
     step: AdmittedStep
-    block_ids: npt.NDArray[Any]
+    block_ids: bytes
 
     @classmethod
-    def of(cls, tokens: int, step: AdmittedStep, block_ids: npt.NDArray[Any]) -> SharedPrefix:
+    def of(cls, tokens: int, step: AdmittedStep, block_ids: bytes) -> SharedPrefix:
         made = cls(tokens)
         made.step, made.block_ids = step, block_ids
         return made

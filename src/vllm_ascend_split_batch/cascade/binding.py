@@ -220,7 +220,7 @@ class Cascade:
         admitted = AdmittedStep(step.num_requests, tier)
         lengths: list[list[int]] = []
         first_refusal: str | None = None
-        prefixes: dict[int, tuple[int, Any]] = {}
+        prefixes: dict[int, tuple[int, bytes]] = {}
         for key, _group in attention_groups(runner):
             if key[1] == 0:
                 lengths.append([])
@@ -243,7 +243,7 @@ class Cascade:
         mode: str,
         step: StepFacts,
         admitted: AdmittedStep,
-        prefixes: dict[int, tuple[int, Any]],
+        prefixes: dict[int, tuple[int, bytes]],
     ) -> tuple[int, str | None]:
         """The shared prefix of one attention group if it is to run two-stage, else 0 and why not."""
         group = choice.groups[key]
@@ -252,7 +252,7 @@ class Cascade:
         if key[0] not in prefixes:
             rows = read_block_rows(runner, key[0], step.num_requests)
             prefix = shared_prefix_tokens(rows.ids, rows.used, rows.block_size, step.computed_tokens)
-            prefixes[key[0]] = prefix, rows.ids[0, : prefix // rows.block_size]
+            prefixes[key[0]] = prefix, rows.ids[0, : prefix // rows.block_size].tobytes()
         prefix, blocks = prefixes[key[0]]
         refusal = prefix_refusal(prefix, self._min_prefix)
         if refusal is not None:
@@ -260,7 +260,7 @@ class Cascade:
         decision = choice.decide(key, mode, step.num_requests, prefix, sum(step.computed_tokens))
         if not decision.use:
             return 0, decision.reason.value
-        return SharedPrefix.of(prefix, admitted, blocks.copy()), None
+        return SharedPrefix.of(prefix, admitted, blocks), None
 
     def _replays_full_graphs(self, runner: Any, engine: _Engine) -> bool:
         # The host settles its mode while it starts. Working out what the mode means is no matter for every step.

@@ -132,7 +132,7 @@ class World:
             table[row, : len(prefix_pages) + len(own)] = torch.tensor(prefix_pages + own)
         metadata = SimpleNamespace(seq_lens_list=lengths + [0] * (ROWS - requests), block_tables=table)
         step = AdmittedStep(requests, None)
-        prefix = SharedPrefix.of(len(prefix_pages) * PAGE, step, np.array(prefix_pages))
+        prefix = SharedPrefix.of(len(prefix_pages) * PAGE, step, np.array(prefix_pages).tobytes())
         return self.twin.lengths_of(metadata, prefix, None)
 
     def run(self, step: twin.StepLengths) -> twin.Replay:
@@ -258,7 +258,7 @@ def test_a_step_that_contradicts_itself_is_refused(case, error):
     step = AdmittedStep(len(lengths), None)
     metadata = SimpleNamespace(seq_lens_list=lengths, block_tables=torch.zeros((len(lengths), COLUMNS)))
     with pytest.raises(PlanError, match=error):
-        world.twin.lengths_of(metadata, SharedPrefix.of(32, step, np.array(prefix)), None)
+        world.twin.lengths_of(metadata, SharedPrefix.of(32, step, np.array(prefix).tobytes()), None)
 
 
 def test_more_blocks_than_the_table_has_are_refused():

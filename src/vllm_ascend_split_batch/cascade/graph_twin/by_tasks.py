@@ -14,9 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from vllm_ascend_split_batch.cascade.two_stage import Heads, fused_arguments
 
 from .twin import StepLengths, TwinError
@@ -122,7 +119,7 @@ class TaskGroupTwin:
     results: dict[Any, Results]
     tasks: list[LayerTasks] = field(default_factory=list)
     workspaces: tuple[Any, Any] | None = None
-    holds: tuple[int, npt.NDArray[Any]] | None = None
+    holds: tuple[int, bytes] | None = None
     #: The part of `suffix_table` that belongs to the last step's requests.
     _own: Any = None
     _step: StepLengths | None = None
@@ -206,11 +203,7 @@ class TaskGroupTwin:
         table = step.block_table
         if columns > min(table.shape[1], self.suffix_table.shape[1]):
             raise TwinError(f"{columns} blocks a row do not fit into a block table of {tuple(table.shape)}")
-        same = (
-            self.holds is not None
-            and self.holds[0] == step.prefix_tokens
-            and same_blocks(self.holds[1], step.block_ids)
-        )
+        same = self._holds_prefix_of(step)
         if not same:
             self.holds = None
             self.prefix_table[:, :blocks].copy_(table[:1, :blocks], non_blocking=True)
@@ -223,6 +216,10 @@ class TaskGroupTwin:
             self._own = self.suffix_table[: step.requests, : columns - blocks]
         self._own.copy_(table[: step.requests, blocks:columns], non_blocking=True)
         self._step, self._stable, self._recorded = step, same and self.tools.skip_stable, 0
+
+    def _holds_prefix_of(self, step: StepLengths) -> bool:
+        """Whether the tokens and blocks of the step's prefix are those of the last update."""
+        return self.holds == (step.prefix_tokens, step.block_ids)
 
     def update(self, stream: Any) -> None:
         """Give every stage the step's lengths and record every event."""
@@ -246,8 +243,3 @@ class TaskGroupTwin:
 
     def kept(self) -> bool:
         return self._stable
-
-
-def same_blocks(held: npt.NDArray[Any], asked: npt.NDArray[Any]) -> bool:
-    """Whether two lists of block ids, of as many tokens, are the same."""
-    return held.shape == asked.shape and not np.count_nonzero(held != asked)

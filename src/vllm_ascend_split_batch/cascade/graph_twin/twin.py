@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy.typing as npt
-
 from vllm_ascend_split_batch.cascade.step_plan import PlanError, suffix_lengths
 from vllm_ascend_split_batch.cascade.two_stage import Heads
 
@@ -20,7 +18,7 @@ class StepLengths:
     """What one step asks of one group of a twin.
 
     Attributes:
-        prefix_tokens: P. block_ids: host ids of the P / block size shared blocks.
+        prefix_tokens: P. block_ids: the ids of the P / block size shared blocks, from the host's memory.
         suffix_lengths: T host integers >= 1.
         block_table: the step's device table [>= requests, columns] int32.
         device_lengths: the host's sequence lengths on the device [>= requests] int32.
@@ -28,7 +26,7 @@ class StepLengths:
     """
 
     prefix_tokens: int
-    block_ids: npt.NDArray[Any]
+    block_ids: bytes
     suffix_lengths: list[int]
     block_table: Any
     device_lengths: Any
