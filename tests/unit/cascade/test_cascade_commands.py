@@ -12,12 +12,13 @@ import jsonschema
 import pytest
 
 from vllm_ascend_split_batch.cascade import profiles
-from vllm_ascend_split_batch.cascade.commands import SUBCOMMANDS, CommandError, calibrate, main
+from vllm_ascend_split_batch.cascade.commands import SUBCOMMANDS, calibrate, main
 from vllm_ascend_split_batch.cascade.commands.model_config import read_dtype, read_shape
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, Coefficients, CostModel
 from vllm_ascend_split_batch.cascade.fitting import Cell
 from vllm_ascend_split_batch.cascade.measurement import Timing
 from vllm_ascend_split_batch.cascade.profiles import Key
+from vllm_ascend_split_batch.command_group import CommandError
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json.loads((ROOT / "docs" / "formats" / "cascade-profile.schema.json").read_text())

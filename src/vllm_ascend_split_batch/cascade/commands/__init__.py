@@ -1,66 +1,23 @@
-"""The command group ``cascade``: a file per subcommand, run as ``python -m vllm_ascend_split_batch.cascade.commands``.
-
-A subcommand's module has ``HELP`` (one line), ``add_arguments(parser)`` and ``run(options) -> int``; it imports what it
-needs beyond the standard library in ``run``, and raises `CommandError` for what the user can put right.
+"""The command group ``cascade``: a file per subcommand. Run as ``python -m vllm_ascend_split_batch.cascade.commands``.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
 from collections.abc import Sequence
-from typing import NoReturn
+
+from vllm_ascend_split_batch import command_group
 
 #: Modules of this package, in the order of the help text.
 SUBCOMMANDS = ("explain", "calibrate", "accept")
 PROGRAM = "vllm-hust-ext cascade"
 
 
-class CommandError(Exception):
-    """Something the user must put right; shown as one line. `status` is the exit status."""
-
-    def __init__(self, message: str, status: int = 2) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """A parser whose usage errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns its exit status, 2 for an error of use."""
-    parser = OneLineParser(prog=PROGRAM, description="Cascade decode attention: predict, measure.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=OneLineParser)
-    for name in SUBCOMMANDS:
-        module = importlib.import_module(f"{__name__}.{name}")
-        subparser = commands.add_parser(name, help=module.HELP, description=module.__doc__)
-        module.add_arguments(subparser)
-        subparser.set_defaults(run=module.run, parser=subparser)
-    options = parser.parse_args(arguments)
-    try:
-        status: int = options.run(options)
-    except CommandError as error:
-        options.parser.exit(error.status, f"{options.parser.prog}: {error}\n")
-    except BrokenPipeError:
-        return 1
-    return status
-
-
-def positive(text: str) -> int:
-    """A whole number above 0, as an argument's type."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if not 0 < number <= 1 << 40:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return number
-
-
-def positives(text: str) -> tuple[int, ...]:
-    """Whole numbers above 0 separated by commas, ascending and each once."""
-    return tuple(sorted({positive(part.strip()) for part in text.split(",")}))
+    """Run a subcommand; see `command_group.run`."""
+    return command_group.run(
+        __name__,
+        SUBCOMMANDS,
+        arguments,
+        program=PROGRAM,
+        description="Cascade decode attention: predict, measure, accept.",
+    )

@@ -19,9 +19,9 @@ from typing import Any
 
 from vllm_ascend_split_batch.cascade.acceptance import folder
 from vllm_ascend_split_batch.cascade.acceptance.verdict import Verdict, judge
-from vllm_ascend_split_batch.cascade.commands import CommandError
 from vllm_ascend_split_batch.cascade.commands.model_config import read_dtype, read_positions, read_shape
 from vllm_ascend_split_batch.cascade.profiles import TIERS
+from vllm_ascend_split_batch.command_group import CommandError
 
 HELP = "is cascade right and worth it on this device: a verdict and a folder of evidence"
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_ascend_split_batch.cascade.commands import CommandError, positive, positives
 from vllm_ascend_split_batch.cascade.commands.model_config import read_dtype, read_shape
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, CostModel
 from vllm_ascend_split_batch.cascade.fitting import Cell, FitError, fit
@@ -29,6 +28,7 @@ from vllm_ascend_split_batch.cascade.profiles import (
     device_key,
     document,
 )
+from vllm_ascend_split_batch.command_group import CommandError, positive, positives
 
 HELP = "measure this device into a profile file"
 

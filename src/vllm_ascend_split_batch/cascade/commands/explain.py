@@ -6,7 +6,6 @@ import argparse
 import json
 from typing import Any
 
-from vllm_ascend_split_batch.cascade.commands import CommandError, positive
 from vllm_ascend_split_batch.cascade.commands.model_config import read_shape
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, CostModel
 from vllm_ascend_split_batch.cascade.decision import Decision, Facts, Reason
@@ -21,6 +20,7 @@ from vllm_ascend_split_batch.cascade.profiles import (
     shipped,
 )
 from vllm_ascend_split_batch.cascade_plugin import CASCADE
+from vllm_ascend_split_batch.command_group import CommandError, positive
 
 HELP = "whether a step would run in two stages, and why"
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_ascend_split_batch.cascade.commands import CommandError
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape
+from vllm_ascend_split_batch.command_group import CommandError
 
 _BYTES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 

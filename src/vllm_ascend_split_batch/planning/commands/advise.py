@@ -12,7 +12,7 @@ import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from vllm_ascend_split_batch.planning.commands import CommandError, positive
+from vllm_ascend_split_batch.command_group import CommandError, positive
 from vllm_ascend_split_batch.planning.commands.engine_options import add_engine_arguments, setup_of
 from vllm_ascend_split_batch.planning.commands.trace_options import add_trace_arguments, trace_of
 

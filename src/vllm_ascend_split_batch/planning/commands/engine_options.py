@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from vllm_ascend_split_batch.command_group import CommandError, not_negative, positive, sizes
 from vllm_ascend_split_batch.host_model.admission import (
     BatchJobSettings,
     EngineSettings,
@@ -13,7 +14,6 @@ from vllm_ascend_split_batch.host_model.admission import (
     ShortRequestFirstSettings,
 )
 from vllm_ascend_split_batch.host_model.padding import GraphMode, HostFailure, HostSettings
-from vllm_ascend_split_batch.planning.commands import CommandError, not_negative, positive, sizes
 from vllm_ascend_split_batch.planning.simulation import Setup, Simulation, StepTime
 from vllm_ascend_split_batch.planning.traces import TraceRequest
 
@@ -130,16 +130,12 @@ def _of_model(options: argparse.Namespace) -> tuple[int | None, int | None]:
         if options.kv_cache_gib is not None:
             raise CommandError("--kv-cache-gib needs --model: how much a token takes depends on the model")
         return None, None
-    from vllm_ascend_split_batch.cascade.commands import CommandError as ModelError
     from vllm_ascend_split_batch.cascade.commands.model_config import read_positions, read_shape
 
-    try:
-        positions = read_positions(options.model)
-        if options.kv_cache_gib is None:
-            return positions, None
-        shape = read_shape(options.model, tensor_parallel=options.tensor_parallel)
-    except ModelError as error:
-        raise CommandError(str(error)) from None
+    positions = read_positions(options.model)
+    if options.kv_cache_gib is None:
+        return positions, None
+    shape = read_shape(options.model, tensor_parallel=options.tensor_parallel)
     token = 2 * shape.layers * shape.kv_heads * shape.head_size * shape.element_bytes
     kv_tokens = int(options.kv_cache_gib * _GIB) // token if options.kv_cache_gib > 0 else 0
     if kv_tokens < options.block_size:

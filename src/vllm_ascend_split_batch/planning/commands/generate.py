@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from vllm_ascend_split_batch.planning.commands import CommandError, positive
+from vllm_ascend_split_batch.command_group import CommandError, positive
 from vllm_ascend_split_batch.planning.traces import Workload, generate, write_trace
 
 HELP = "a made-up trace"

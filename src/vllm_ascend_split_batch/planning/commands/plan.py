@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from vllm_ascend_split_batch.planning.commands import CommandError, positive, sizes
+from vllm_ascend_split_batch.command_group import CommandError, positive, sizes
 from vllm_ascend_split_batch.planning.cost import ROWS_ONLY, GraphCost
 from vllm_ascend_split_batch.planning.reasons import Reason
 from vllm_ascend_split_batch.planning.split import SplitDecision, SplitPlan, plan_split

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from vllm_ascend_split_batch.planning.commands import CommandError
+from vllm_ascend_split_batch.command_group import CommandError
 from vllm_ascend_split_batch.planning.commands.trace_options import add_trace_arguments, trace_of
 from vllm_ascend_split_batch.planning.traces import write_trace
 

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO
 
+from vllm_ascend_split_batch.command_group import CommandError
 from vllm_ascend_split_batch.host_model.admission import Policy, TooManyJobs
-from vllm_ascend_split_batch.planning.commands import CommandError
 from vllm_ascend_split_batch.planning.commands.engine_options import add_engine_arguments, setup_of
 from vllm_ascend_split_batch.planning.commands.trace_options import add_trace_arguments, trace_of
 from vllm_ascend_split_batch.planning.progress import progress_bar
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         with options.out.open("w", encoding="utf-8") if options.out else nullcontext(sys.stdout) as out:
             summary = _simulate(setup, trace, out, options.quiet)
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
+        if options.out is None:
             raise
         raise CommandError(f"--out {options.out}: {error.strerror}") from None
     except TooManyJobs as error:

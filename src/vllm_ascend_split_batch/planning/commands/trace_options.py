@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from vllm_ascend_split_batch.planning.commands import CommandError, positive
+from vllm_ascend_split_batch.command_group import CommandError, positive
 from vllm_ascend_split_batch.planning.traces import FORMATS, Trace, TraceError, read_trace
 from vllm_ascend_split_batch.planning.traces.lines import Assumed
 
