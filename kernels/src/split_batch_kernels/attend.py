@@ -35,26 +35,35 @@ def attend(
     q = q.to(torch.float32) * scale
 
     pages_per_chunk = max(1, CHUNK_ELEMENTS // (kv_heads * rows * group * page))
-    running_max = q.new_full((kv_heads, rows * group, 1), -math.inf)
-    total = q.new_zeros((kv_heads, rows * group, 1))
-    accumulated = q.new_zeros((kv_heads, rows * group, head_size))
+    running_max = total = accumulated = None
     for first in range(0, ids.shape[0], pages_per_chunk):
         chunk = ids[first : first + pages_per_chunk]
         begin = max(skip - first * page, 0)
         end = min(chunk.shape[0] * page, skip + keys - first * page)
-        # (pages, page, K, D) -> (K, keys, D); the gather is the only copy in the cache's own dtype.
-        k = key[chunk].view(-1, kv_heads, head_size)[begin:end].permute(1, 0, 2).to(torch.float32)
-        v = value[chunk].view(-1, kv_heads, head_size)[begin:end].permute(1, 0, 2).to(torch.float32)
+        k, v = (_widened(cache, chunk, begin, end) for cache in (key, value))
         scores = torch.bmm(q, k.transpose(1, 2))
-        new_max = torch.maximum(running_max, scores.amax(dim=-1, keepdim=True))
+        new_max = scores.amax(dim=-1, keepdim=True)
+        if running_max is not None:
+            new_max = torch.maximum(running_max, new_max)
         # A row whose scores are all -inf so far keeps total 0: subtracting 0 instead of -inf avoids inf - inf.
         shift = torch.where(torch.isneginf(new_max), torch.zeros_like(new_max), new_max)
-        rescale = torch.exp(running_max - shift)
         weights = scores.sub_(shift).exp_()
-        total = total.mul_(rescale).add_(weights.sum(dim=-1, keepdim=True))
-        accumulated = torch.baddbmm(accumulated.mul_(rescale), weights, v)
+        sums = weights.sum(dim=-1, keepdim=True)
+        if running_max is None or total is None or accumulated is None:  # most calls have one chunk
+            total, accumulated = sums, torch.bmm(weights, v)
+        else:
+            rescale = torch.exp(running_max - shift)
+            total = total.mul_(rescale).add_(sums)
+            accumulated = accumulated.mul_(rescale).baddbmm_(weights, v)
         running_max = new_max
-    normalised = accumulated / total
+    assert running_max is not None and total is not None and accumulated is not None, "keys > 0 make a chunk"
+    normalised = accumulated.div_(total)
     out.copy_(normalised.view(kv_heads, rows, group, head_size).permute(1, 0, 2, 3).reshape(rows, heads, head_size))
     row_lse = running_max + torch.log(total)
     lse.copy_(row_lse.view(kv_heads, rows, group).permute(1, 0, 2).reshape(rows, heads))
+
+
+def _widened(cache: Tensor, pages: Tensor, begin: int, end: int) -> Tensor:
+    """(pages, page, K, D) -> (K, keys, D) in float32; the gather is the only copy in the cache's own dtype."""
+    rows = cache.index_select(0, pages).view(-1, *cache.shape[2:])[begin:end]
+    return rows.to(torch.float32).permute(1, 0, 2)

@@ -27,6 +27,13 @@ def merge_partials(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> tuple[
         ``out`` ``(rows, D)`` and ``lse`` ``(rows,)``, both float32.
     """
     first, second = o1.to(torch.float32), o2.to(torch.float32)
+    levels = torch.stack((lse1, lse2)).to(torch.float32)
+    highest = levels.amax(0)
+    weights = torch.exp(levels - highest)
+    if bool((weights > 0).all()):  # nothing empty, infinite or NaN: no row needs a selection
+        mixed = (first * weights[0].unsqueeze(-1)).add_(second * weights[1].unsqueeze(-1))
+        total = weights[0] + weights[1]
+        return mixed.div_(total.unsqueeze(-1)), highest.add_(total.log_())
     empty = lse1.new_full((), -torch.inf, dtype=torch.float32)
     l1 = torch.where(torch.isfinite(lse1), lse1.to(torch.float32), empty)
     l2 = torch.where(torch.isfinite(lse2), lse2.to(torch.float32), empty)

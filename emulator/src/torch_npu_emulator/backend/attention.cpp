@@ -64,7 +64,7 @@ class Attention {
     const int64_t tile_queries = std::max<int64_t>(1, kMaxRows / group_);
     int64_t tiles = 0;
     for (const auto& s : p_.sequences) tiles += p_.kv_heads * ((s.query_length + tile_queries - 1) / tile_queries);
-    const int64_t wanted = tiles == 0 || at::get_num_threads() == 1 ? 1 : (4 * at::get_num_threads() + tiles - 1) / tiles;
+    const int64_t wanted = shares_of_a_tile(tiles, at::get_num_threads());
     int64_t partial_rows = 0;
     for (size_t i = 0; i < p_.sequences.size(); ++i) {
       const auto& s = p_.sequences[i];
@@ -95,6 +95,14 @@ class Attention {
     partial_sums_.resize(partial_rows * p_.value_size);
     partial_maxima_.resize(partial_rows);
     partial_denominators_.resize(partial_rows);
+  }
+
+  // At least four pieces of work a thread, and the same number for each of them.
+  static int64_t shares_of_a_tile(int64_t tiles, int64_t threads) {
+    if (tiles == 0 || threads == 1 || tiles >= 4 * threads) return 1;
+    int64_t shares = (4 * threads + tiles - 1) / tiles;
+    while (tiles * shares % threads != 0) ++shares;
+    return shares;
   }
 
   int64_t offset(const Sequence& s) const { return p_.aligned_at_end ? s.kv_length - s.query_length : 0; }

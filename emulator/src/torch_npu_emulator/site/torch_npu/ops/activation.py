@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from torch_npu.ops.norm import COMPILED
 from torch_npu.ops.registry import emulates
 
 
@@ -18,6 +19,10 @@ def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """``silu(a) * b`` for the halves a, b of ``input`` along ``dim``."""
     if input.shape[dim] % 2:
         raise RuntimeError(f"npu_swiglu: dimension {dim} of {tuple(input.shape)} must be even")
+    if dim in (-1, input.dim() - 1) and input.is_contiguous() and input.dtype in COMPILED:
+        out = _meta_swiglu(input)
+        torch.ops.npu_emulator.swiglu(input, out)
+        return out
     gate, up = input.float().chunk(2, dim)
     return (torch.nn.functional.silu(gate) * up).to(input.dtype)
 

@@ -25,12 +25,14 @@ def _write(op: str, source: torch.Tensor, cache: torch.Tensor, slots: torch.Tens
             f"{op}: slots {tuple(slots.shape)} of {slots.dtype} must be one integer per row of {tuple(source.shape)}"
         )
     blocks, block_size = cache.shape[:2]
-    slots = slots.long()
+    slots = slots.long().contiguous()
     if slots.numel() and int(slots.max()) >= blocks * block_size:
         raise RuntimeError(f"{op}: slot {int(slots.max())} is beyond the cache's {blocks} blocks of {block_size}")
-    if slots.numel() and int(slots.min()) < 0:
-        kept = slots >= 0
-        slots, source = slots[kept], source[kept]
+    if source.stride(-1) == cache.stride(-1) == 1:
+        torch.ops.npu_emulator.write_rows(source, cache, slots)
+        return
+    kept = slots >= 0
+    slots, source = slots[kept], source[kept]
     cache[slots // block_size, slots % block_size] = source
 
 

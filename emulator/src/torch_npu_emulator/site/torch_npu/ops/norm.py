@@ -6,6 +6,9 @@ import torch
 
 from torch_npu.ops.registry import emulates
 
+#: Types that the compiled forms of row operators take.
+COMPILED = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
     """``y = x / rms(x) * gamma`` over the dimensions of ``gamma``, and ``rstd = 1 / rms(x)`` in float32.
@@ -16,9 +19,18 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, epsilon: float) -> tuple[torc
     dims = gamma.dim()
     if dims == 0 or x.shape[x.dim() - dims :] != gamma.shape:
         raise RuntimeError(f"rms_norm: gamma {tuple(gamma.shape)} must be the last dimensions of x {tuple(x.shape)}")
+    if _fits_the_backend(x, gamma):
+        y, rstd = torch.empty_like(x), x.new_empty([*x.shape[: x.dim() - dims], *[1] * dims], dtype=torch.float32)
+        torch.ops.npu_emulator.rms_norm(x, None, gamma, epsilon, y, rstd, None)
+        return y, rstd
     wide = x.float()
     rstd = torch.rsqrt(wide.square().mean(tuple(range(-dims, 0)), keepdim=True).add_(epsilon))
     return (wide * rstd).mul_(gamma.float()).to(x.dtype), rstd
+
+
+def _fits_the_backend(x: torch.Tensor, gamma: torch.Tensor) -> bool:
+    """Whether the compiled form takes the tensors; torch's own operators take all."""
+    return x.is_contiguous() and gamma.is_contiguous() and x.dtype == gamma.dtype in COMPILED
 
 
 def _meta_rms_norm(
@@ -48,6 +60,12 @@ def add_rms_norm(
         raise RuntimeError(
             f"add_rms_norm: x1 {tuple(x1.shape)} {x1.dtype} and x2 {tuple(x2.shape)} {x2.dtype} must be alike"
         )
+    dims = gamma.dim()
+    if x1.shape[x1.dim() - dims :] == gamma.shape and x2.is_contiguous() and _fits_the_backend(x1, gamma):
+        y, x = torch.empty_like(x1), torch.empty_like(x1)
+        rstd = x1.new_empty([*x1.shape[: x1.dim() - dims], *[1] * dims], dtype=torch.float32)
+        torch.ops.npu_emulator.rms_norm(x1, x2, gamma, epsilon, y, rstd, x)
+        return y, rstd, x
     x = x1 + x2
     y, rstd = rms_norm(x, gamma, epsilon)
     return y, rstd, x
