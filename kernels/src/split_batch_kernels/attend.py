@@ -35,7 +35,8 @@ def attend(
     q = q.to(torch.float32) * scale
 
     pages_per_chunk = max(1, CHUNK_ELEMENTS // (kv_heads * rows * group * page))
-    running_max = total = accumulated = None
+    running_max: Tensor | None = None
+    total = accumulated = q  # replaced by the first chunk
     for first in range(0, ids.shape[0], pages_per_chunk):
         chunk = ids[first : first + pages_per_chunk]
         begin = max(skip - first * page, 0)
@@ -49,14 +50,14 @@ def attend(
         shift = torch.where(torch.isneginf(new_max), torch.zeros_like(new_max), new_max)
         weights = scores.sub_(shift).exp_()
         sums = weights.sum(dim=-1, keepdim=True)
-        if running_max is None or total is None or accumulated is None:  # most calls have one chunk
+        if running_max is None:  # the first chunk, and of most calls the only one
             total, accumulated = sums, torch.bmm(weights, v)
         else:
             rescale = torch.exp(running_max - shift)
             total = total.mul_(rescale).add_(sums)
             accumulated = accumulated.mul_(rescale).baddbmm_(weights, v)
         running_max = new_max
-    assert running_max is not None and total is not None and accumulated is not None, "keys > 0 make a chunk"
+    assert running_max is not None, "keys > 0 make a chunk"
     normalised = accumulated.div_(total)
     out.copy_(normalised.view(kv_heads, rows, group, head_size).permute(1, 0, 2, 3).reshape(rows, heads, head_size))
     row_lse = running_max + torch.log(total)
