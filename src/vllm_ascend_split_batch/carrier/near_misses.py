@@ -42,14 +42,20 @@ PUBLISHED = (
     "VLLM_HUST_SKIP_COS_SIN",
 )
 
-_THRESHOLDS = "the thresholds are VLLM_ASCEND_CASCADE_MIN_PREFIX and VLLM_ASCEND_CASCADE_MIN_REQS"
+_DECIDES = (
+    "the profile that VLLM_ASCEND_CASCADE_PROFILE names decides, above the floors VLLM_ASCEND_CASCADE_MIN_PREFIX and "
+    "VLLM_ASCEND_CASCADE_MIN_REQS"
+)
 
 #: Variables of earlier releases that mean nothing any more, and what to do instead.
 RETIRED = {
-    "VLLM_ASCEND_CASCADE_ADAPTIVE_GATE": _THRESHOLDS,
-    "VLLM_ASCEND_CASCADE_GATE_OVERRIDE": f"{_THRESHOLDS}, the switch is VLLM_ASCEND_ENABLE_CASCADE_DECODE",
-    "VLLM_ASCEND_CASCADE_GATE_SMALLP_MARGIN": _THRESHOLDS,
-    "VLLM_ASCEND_CASCADE_GATE_SMALLP_MAXPREFIX": _THRESHOLDS,
+    "VLLM_ASCEND_CASCADE_ADAPTIVE_GATE": _DECIDES,
+    "VLLM_ASCEND_CASCADE_GATE_OVERRIDE": (
+        f"{_DECIDES}; instead of 'on' set VLLM_ASCEND_CASCADE_PROFILE=floors, instead of 'off' "
+        "VLLM_ASCEND_ENABLE_CASCADE_DECODE=0"
+    ),
+    "VLLM_ASCEND_CASCADE_GATE_SMALLP_MARGIN": f"{_DECIDES}; it holds the margin",
+    "VLLM_ASCEND_CASCADE_GATE_SMALLP_MAXPREFIX": _DECIDES,
 }
 
 #: An unknown variable of these families can only be meant for us. VLLM_HUST_ is shared with other products.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from vllm_ascend_split_batch.carrier import near_misses
@@ -43,7 +45,8 @@ def test_an_unknown_variable_of_our_own_family():
 def test_retired(name):
     (sentence,) = found(name)
     assert sentence.startswith(f"{name} is set, and has no effect any more: ")
-    assert "VLLM_ASCEND_CASCADE_MIN_PREFIX" in sentence
+    advised = set(re.findall(r"VLLM_[A-Z_]+[A-Z]", sentence)) - {name}
+    assert {"VLLM_ASCEND_CASCADE_PROFILE", "VLLM_ASCEND_CASCADE_MIN_PREFIX"} <= advised <= set(near_misses.PUBLISHED)
 
 
 def test_our_own_variables_and_other_products_are_left_alone():
