@@ -8,6 +8,7 @@ from typing import Any
 from tests.host_model.admission_cases import generate_balanced, generate_connected, generate_engines
 from tests.host_model.balance_cases import ActivationCase, PlanCase, generate_activations, generate_plans
 from tests.host_model.document_example import document_cases
+from tests.host_model.host_parts import is_lacking
 from tests.host_model.queue_cases import generate_batch_jobs, generate_short_first
 from vllm_ascend_split_batch.host_model.admission import HostRelease
 
@@ -16,7 +17,7 @@ GENERATORS: dict[str, Callable[[HostRelease, int, int], list[Any]]] = {
     "batch jobs": lambda _, seed, count: generate_batch_jobs(seed, count),
     "plans": lambda _, seed, count: generate_plans(seed, count),
     "activations": lambda _, seed, count: generate_activations(seed, count),
-    "document": lambda release, _, count: document_cases(release)[:count],
+    "document": lambda release, _, count: [] if is_lacking(release, "document") else document_cases(release)[:count],
     "engines": generate_engines,
     "connected engines": generate_connected,
     "balanced engines": generate_balanced,

@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from vllm_ascend_split_batch.host_model.admission.releases import AdmissionRules
+
 MUTANTS = [
     ("short first", "short_request_first", "request.prompt_tokens <= self.settings.threshold", "request.prompt_tokens < self.settings.threshold"),
     ("short first", "short_request_first", "* 1000.0 >= limit", "* 1000.0 > limit"),
@@ -70,3 +74,12 @@ MUTANTS = [
     ("balanced engines", "load_balance.admission", "limit = 2 * self.settings.max_num_seqs - len(self.running)", "limit = 100"),
     ("balanced engines", "load_balance.admission", "return self._allowed is None or request in self._allowed", "return True"),
 ]  # fmt: skip
+
+# Where a rule of the release keeps a changed line from being reached, or from saying anything else, the model is as it
+# was: the mutant must not be noticed there.
+NOTICED_WHERE: dict[tuple[str, str], Callable[[AdmissionRules], bool]] = {
+    ("batch_job_aware", "            self._count -= 1\n"): lambda rules: rules.has_policies,
+    ("scheduler", "if whole + margin > blocks.free:"): lambda rules: rules.has_watermark,
+    ("scheduler", "self.policy.stopped(request)"): lambda rules: rules.has_policies,
+    ("scheduler", "if request.blocks and self._still_written(request):"): lambda rules: rules.defers_frees,
+}

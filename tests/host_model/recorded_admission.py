@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.host_model.admission_kinds import GENERATORS, model_answers
+from tests.host_model.host_parts import require
 from vllm_ascend_split_batch.host_model.admission import HostRelease
 
 CHILD = Path(__file__).with_name("host_admission_child.py")
@@ -57,10 +58,10 @@ class Recorded:
         return found
 
     def of_host(self, kind: str) -> list[Any]:
-        """The host's answers of a kind; the test is left out where this release has nothing of the kind."""
+        """The host's answers of a kind; the test is not applicable where this release has nothing of the kind."""
+        require(self.release, kind)
         answers: list[Any] | None = self.answers[kind]
-        if answers is None:
-            pytest.skip(f"vllm-ascend {self.version} has no {kind}")
+        assert answers is not None, kind
         return answers
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.host_model.admission_cases import SHOWN_THEN_ABORTED
 from tests.host_model.admission_kinds import model_answers
-from tests.host_model.admission_mutants import MUTANTS
+from tests.host_model.admission_mutants import MUTANTS, NOTICED_WHERE
 from tests.host_model.recorded_admission import COUNTS, Recorded
 from tests.mutants import mutant  # noqa: F401
 from vllm_ascend_split_batch.host_model.admission import HostRelease, admission_rules, releases
@@ -116,7 +116,14 @@ def test_a_changed_model_is_noticed(
         for attribute, value in list(vars(module).items()):
             if getattr(value, "__module__", None) == original.__name__ and hasattr(changed, attribute):
                 monkeypatch.setattr(module, attribute, getattr(changed, attribute))
-    assert recorded_admission.differing(kind, limit=1)
+    noticed = NOTICED_WHERE.get((name, old), lambda _: True)(admission_rules(recorded_admission.release))
+    assert bool(recorded_admission.differing(kind, limit=1)) == noticed
+
+
+def test_each_mutant_is_noticed_on_some_release() -> None:
+    assert set(NOTICED_WHERE) < {(name, old) for _, name, old, _ in MUTANTS}
+    for where in NOTICED_WHERE.values():
+        assert any(where(admission_rules(release)) for release in HostRelease)
 
 
 USERS = ("vllm_ascend_split_batch.host_model", "tests.host_model")
@@ -127,7 +134,7 @@ RULES: dict[str, str] = {
     "has_policies": "",
     "has_load_balancing": "",
     "defers_frees": "connected engines",
-    "waits_for_frees": "connected engines",
+    "waits_for_frees": "connected engines",  # of frees that are deferred
     "unhashed_first": "engines",
     "passes_over_next": "engines",
     "recompute_by_priority": "connected engines",
@@ -147,7 +154,8 @@ def test_a_changed_rule_of_the_release_is_noticed(
         return
     rules = admission_rules(recorded_admission.release)
     monkeypatch.setitem(releases._RULES, recorded_admission.release, replace(rules, **{rule: not getattr(rules, rule)}))
-    assert recorded_admission.differing(RULES[rule], limit=1)
+    noticed = rules.defers_frees or rule != "waits_for_frees"
+    assert bool(recorded_admission.differing(RULES[rule], limit=1)) == noticed
 
 
 def settings_of(**more: Any) -> Any:

@@ -170,7 +170,9 @@ def _said(part: str, result: Any) -> str:
     if part == "host_model" and "not_modelled" in result:
         return str(result["not_modelled"])
     if part == "host_model":
-        return f"{outcomes}; {sum(result['compared'].values())} cases compared with the real classes"
+        lacking = ", ".join(result.get("not_applicable", ()))
+        said = f"{outcomes}; {sum(result['compared'].values())} cases compared with the real classes"
+        return f"{said}; this release has no {lacking}" if lacking else said
     return outcomes
 
 

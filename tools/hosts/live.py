@@ -26,6 +26,8 @@ INSIDE_VARIABLES = {"NPU_EMU_FLOAT32_ATTENTION": "1", "VLLM_PLUGINS": "ascend"}
 
 #: What a comparison test prints: "padding, vllm-ascend 0.27.1rc1: 5000 steps compared, all equal".
 COMPARED = re.compile(r"(?P<model>[\w -]+), vllm-ascend [\w.]+: (?P<count>\d+) (?P<kind>[\w -]+?) compared, all equal")
+#: Why a comparison test does not apply: "... not applicable: vllm-ascend 0.23 has no BatchJobAwareRequestQueue".
+NOT_APPLICABLE = re.compile(r"SKIPPED \[(?P<count>\d+)\] .*not applicable: vllm-ascend \S+ has no (?P<part>\w+)$")
 OUTCOMES = re.compile(r"(\d+) (passed|failed|skipped|error|errors|xfailed|xpassed)\b")
 
 
@@ -74,7 +76,7 @@ class Runner:
         compared: Counter[str] = Counter()
         for match in COMPARED.finditer(text):
             compared[f"{match['model'].strip()}: {match['kind']}"] += int(match["count"])
-        return {**ran, "compared": dict(sorted(compared.items()))}
+        return {**apart(ran), "compared": dict(sorted(compared.items()))}
 
     def _pytest(
         self, name: str, *arguments: str, env: dict[str, str] | None = None, inside: bool = False
@@ -114,6 +116,28 @@ class Runner:
                 if process.poll() is None:
                     _end_process(process)
         return code, log.read_text(errors="replace")
+
+
+def apart(ran: dict[str, Any]) -> dict[str, Any]:
+    """The result of comparison tests with those set apart that do not apply: how many by each part the release lacks.
+
+    `tests/host_model/host_parts.py` lists what each release lacks, and a test holds the list to the installed release.
+    """
+    lines: list[str] = ran["not_passed"]
+    found = [NOT_APPLICABLE.fullmatch(line) for line in lines]
+    lacking: Counter[str] = Counter()
+    for match in found:
+        if match:
+            lacking[match["part"]] += int(match["count"])
+    outcomes = dict(ran["outcomes"])
+    skipped = outcomes.pop("skipped", 0) - lacking.total()
+    outcomes |= {what: count for what, count in (("skipped", skipped), ("not applicable", lacking.total())) if count}
+    return {
+        **ran,
+        "outcomes": outcomes,
+        "not_passed": [line for line, match in zip(lines, found, strict=True) if not match],
+        "not_applicable": dict(sorted(lacking.items())),
+    }
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:

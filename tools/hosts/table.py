@@ -151,7 +151,8 @@ def _compared(model: Mapping[str, Any] | None) -> str:
     if "not_modelled" in model:
         return "not modelled"
     counts = ", ".join(f"{what} {count}" for what, count in model["compared"].items())
-    return f"{counts or 'none'} ({_outcomes(model['outcomes'])})"
+    lacking = "".join(f"; no {part}" for part in model.get("not_applicable", {}))
+    return f"{counts or 'none'} ({_outcomes(model['outcomes'])}{lacking})"
 
 
 def _outcomes(outcomes: Mapping[str, int]) -> str:

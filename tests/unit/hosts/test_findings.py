@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.mutants import mutant  # noqa: F401
-from tools.hosts import findings, table
+from tools.hosts import findings, live, table
 
 NAME = "greeting"
 TARGETS = ("some_host.room:Door.open", "some_host.room:Door.close", "some_host.room:Door.lock")
@@ -109,8 +109,28 @@ def test_what_was_not_run_is_no_problem() -> None:
     assert problems({}) == []
 
 
-def test_a_skipped_comparison_of_the_host_model_is_no_problem() -> None:
-    assert problems(at("host_model/not_passed", ["SKIPPED [1] this release has no such function"])) == []
+def test_a_comparison_with_what_the_release_lacks_is_no_problem_and_any_other_skip_is_one() -> None:
+    lines = [
+        "SKIPPED [15] tests/x.py:80: not applicable: vllm-ascend 0.23 has no BatchJobAwareRequestQueue",
+        "SKIPPED [2] tests/y.py:8: not applicable: vllm-ascend 0.23 has no BatchJobAwareRequestQueue",
+        "SKIPPED [1] tests/x.py:80: not applicable: vllm-ascend 0.23 has no DyntraLBScheduler",
+        "SKIPPED [3] tests/x.py:7: vllm-ascend is not installed",
+    ]
+    ran = {"outcomes": {"passed": 5, "skipped": 21}, "not_passed": lines, "compared": {"padding: steps": 5000}}
+    result = live.apart(ran)
+    assert result["outcomes"] == {"passed": 5, "skipped": 3, "not applicable": 18}
+    assert result["not_applicable"] == {"BatchJobAwareRequestQueue": 17, "DyntraLBScheduler": 1}
+    document = parts()
+    document["host_model"] = result
+    assert problems(document) == [f"host model: {lines[3]}"]
+    text = table.render([record("1.0", document)], [NAME])
+    said = "5 passed, 3 skipped, 18 not applicable tests; no BatchJobAwareRequestQueue; no DyntraLBScheduler"
+    assert f"padding: steps 5000 ({said})" in text
+
+
+def test_where_all_comparisons_apply_nothing_is_set_apart() -> None:
+    ran = {"outcomes": {"passed": 5}, "not_passed": ["FAILED tests/x", "SKIPPED [1] a.py:1: not applicable: nothing"]}
+    assert live.apart(ran) == ran | {"not_applicable": {}}
 
 
 def test_a_blind_comparison_is_noticed(mutant: Any) -> None:  # noqa: F811
