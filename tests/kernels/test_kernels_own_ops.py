@@ -173,6 +173,11 @@ def test_the_merges_say_what_is_wrong():
         with pytest.raises(kernels.OpContractError) as caught:
             OPS.attention_merge(*arguments)
         assert message in str(caught.value)
+    for implementation in ("reference", "triton"):
+        for op, partials in ((kernels.ATTENTION_MERGE, (o1, l1, o2, l2)), (kernels.ATTENTION_MERGE_STACK, (o1, l1))):
+            merge = kernels.registration.implementation_of(op, implementation)
+            with pytest.raises(kernels.OpContractError, match=f"^{op}: out_dtype is torch.int32, expected torch.bfl"):
+                merge(*partials, out_dtype=torch.int32)
     with pytest.raises(kernels.OpContractError, match="number of parts in outs is 0"):
         OPS.attention_merge_stack(torch.zeros(0, 6, 32), torch.zeros(0, 6))
 

@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 
 from .attend import attend
-from .cascade_checks import check_cascade_prefix, check_cascade_suffix, page_ids
-from .checks import contiguous, same_device
+from .cascade_checks import (
+    check_cascade_prefix,
+    check_cascade_suffix,
+    check_prefix_results,
+    check_suffix_result,
+    page_ids,
+)
 from .errors import violation
 from .partial_merge import merge_stack
 from .schemas import CASCADE_PREFIX, CASCADE_SUFFIX
@@ -49,43 +54,6 @@ def prefix_splits(tokens: int, heads: int, kv_heads: int, prefix_bound: int, *, 
     return min(_SPLITS, key=cost)
 
 
-def cascade_prefix_out(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    prefix_length: Tensor,
-    scale: float,
-    splits: int = 1,
-    *,
-    outs: Tensor,
-    lses: Tensor,
-) -> None:
-    """:func:`cascade_prefix` into ``outs`` and ``lses`` of the shapes and types that it returns."""
-    check_cascade_prefix(query, key_cache, value_cache, block_table, prefix_length, scale, splits)
-    check_prefix_results(query, key_cache, splits, outs, lses)
-    tokens, heads, head_size = query.shape
-    blocks, page, kv_heads, _ = key_cache.shape
-    if not tokens:
-        return
-    length = prefix_keys(block_table, prefix_length, page)
-    pages = -(-length // page)
-    per_part = -(-pages // splits) * page
-    part_out = query.new_empty((tokens, heads, head_size), dtype=torch.float32)
-    part_lse = query.new_empty((tokens, heads), dtype=torch.float32)
-    group = heads // kv_heads
-    for part in range(splits):
-        first, last = min(part * per_part, length), min((part + 1) * per_part, length)
-        ids = block_table[0, :0].to(torch.int64)
-        if last > first:
-            ids = page_ids(CASCADE_PREFIX, 0, block_table[0], first, last, blocks=blocks, page=page)
-        attend(query, key_cache, value_cache, ids, 0, last - first, scale, part_out, part_lse)
-        # (T, K * G, D) -> (K, T * G, D)
-        rows = part_out.view(tokens, kv_heads, group, head_size).transpose(0, 1)
-        outs[part].view(kv_heads, tokens, group, head_size).copy_(rows)
-        lses[part].view(kv_heads, tokens, group).copy_(part_lse.view(tokens, kv_heads, group).transpose(0, 1))
-
-
 def cascade_prefix(
     query: Tensor,
     key_cache: Tensor,
@@ -116,56 +84,63 @@ def cascade_prefix(
         OpContractError: a rule above is broken. A block id outside the cache is noticed where tensors lie on the host;
         on a device nothing is read back to check.
     """
-    outs, lses = cascade_prefix_meta(query, key_cache, value_cache, block_table, prefix_length, scale, splits)
-    cascade_prefix_out(
-        query, key_cache, value_cache, block_table, prefix_length, scale, splits, outs=outs, lses=lses
-    )
+    arguments = query, key_cache, value_cache, block_table, prefix_length, scale, splits
+    outs, lses = cascade_prefix_meta(*arguments)
+    _prefix_stage(*arguments, outs=outs, lses=lses)
     return outs, lses
 
 
-def cascade_suffix_out(
+def cascade_prefix_out(*arguments: Any, outs: Tensor, lses: Tensor) -> None:
+    """:func:`cascade_prefix` into ``outs`` and ``lses`` of the shapes and types that it returns."""
+    cascade_prefix_out_meta(*arguments, outs=outs, lses=lses)
+    _prefix_stage(*arguments, outs=outs, lses=lses)
+
+
+def cascade_prefix_meta(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Memory for the results of :func:`cascade_prefix`, after every check that needs no tensor element."""
+    shape = check_cascade_prefix(*arguments)
+    query: Tensor = arguments[0]
+    return query.new_empty(shape, dtype=torch.float32), query.new_empty(shape[:-1], dtype=torch.float32)
+
+
+def cascade_prefix_out_meta(*arguments: Any, outs: Tensor, lses: Tensor) -> None:
+    """Every check of :func:`cascade_prefix_out` that needs no tensor element."""
+    check_prefix_results(arguments[0], check_cascade_prefix(*arguments), outs, lses)
+
+
+def _prefix_stage(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
     block_table: Tensor,
-    sequence_lengths: Tensor,
     prefix_length: Tensor,
-    prefix_outs: Tensor,
-    prefix_lses: Tensor,
     scale: float,
+    splits: int = 1,
     *,
-    out: Tensor,
+    outs: Tensor,
+    lses: Tensor,
 ) -> None:
-    """:func:`cascade_suffix` into ``out``, of the shape of ``query``, contiguous, any float type."""
-    check_cascade_suffix(
-        query, key_cache, value_cache, block_table, sequence_lengths, prefix_length, prefix_outs, prefix_lses, scale
-    )
-    check_suffix_result(query, out)
+    """What checked arguments ask for."""
     tokens, heads, head_size = query.shape
     blocks, page, kv_heads, _ = key_cache.shape
-    group, parts = heads // kv_heads, prefix_outs.shape[0]
     if not tokens:
         return
-    start = int(prefix_length)
-    own_out = query.new_empty((tokens, heads, head_size), dtype=torch.float32)
-    own_lse = query.new_empty((tokens, heads), dtype=torch.float32)
-    for row, length in enumerate(sequence_lengths.tolist()):
-        keys = max(0, length - start)
-        ids = block_table[row, :0].to(torch.int64)
-        if keys:
-            ids = page_ids(CASCADE_SUFFIX, row, block_table[row], start, length, blocks=blocks, page=page)
-        attend(
-            query[row : row + 1], key_cache, value_cache, ids, start % page, keys, scale,
-            own_out[row : row + 1], own_lse[row : row + 1],
-        )
-    # (parts, K, T * G, D) -> (parts, T, K * G, D)
-    outs = prefix_outs.view(parts, kv_heads, tokens, group, head_size).transpose(1, 2)
-    lses = prefix_lses.view(parts, kv_heads, tokens, group).transpose(1, 2)
-    merged, _ = merge_stack(
-        torch.cat((own_out.unsqueeze(0), outs.reshape(parts, tokens, heads, head_size))),
-        torch.cat((own_lse.unsqueeze(0), lses.reshape(parts, tokens, heads))),
-    )
-    out.copy_(merged)
+    length = prefix_keys(block_table, prefix_length, page)
+    pages = -(-length // page)
+    per_part = -(-pages // splits) * page
+    part_out = query.new_empty((tokens, heads, head_size), dtype=torch.float32)
+    part_lse = query.new_empty((tokens, heads), dtype=torch.float32)
+    group = heads // kv_heads
+    for part in range(splits):
+        first, last = min(part * per_part, length), min((part + 1) * per_part, length)
+        ids = block_table[0, :0].to(torch.int64)
+        if last > first:
+            ids = page_ids(CASCADE_PREFIX, 0, block_table[0], first, last, blocks=blocks, page=page)
+        attend(query, key_cache, value_cache, ids, 0, last - first, scale, part_out, part_lse)
+        # (T, K * G, D) -> (K, T * G, D)
+        rows = part_out.view(tokens, kv_heads, group, head_size).transpose(0, 1)
+        outs[part].view(kv_heads, tokens, group, head_size).copy_(rows)
+        lses[part].view(kv_heads, tokens, group).copy_(part_lse.view(tokens, kv_heads, group).transpose(0, 1))
 
 
 def cascade_suffix(
@@ -197,12 +172,70 @@ def cascade_suffix(
     Raises:
         OpContractError: as :func:`cascade_prefix`.
     """
-    out = torch.empty_like(query)
-    cascade_suffix_out(
-        query, key_cache, value_cache, block_table, sequence_lengths, prefix_length, prefix_outs, prefix_lses, scale,
-        out=out,
-    )
+    parts = prefix_outs, prefix_lses
+    arguments = query, key_cache, value_cache, block_table, sequence_lengths, prefix_length, *parts, scale
+    out = cascade_suffix_meta(*arguments)
+    _suffix_stage(*arguments, out=out)
     return out
+
+
+def cascade_suffix_out(*arguments: Any, out: Tensor) -> None:
+    """:func:`cascade_suffix` into ``out``, of the shape of ``query``, contiguous, any float type."""
+    cascade_suffix_out_meta(*arguments, out=out)
+    _suffix_stage(*arguments, out=out)
+
+
+def cascade_suffix_meta(*arguments: Any) -> Tensor:
+    """Memory for the result of :func:`cascade_suffix`, after every check that needs no tensor element."""
+    check_cascade_suffix(*arguments)
+    return torch.empty_like(arguments[0])
+
+
+def cascade_suffix_out_meta(*arguments: Any, out: Tensor) -> None:
+    """Every check of :func:`cascade_suffix_out` that needs no tensor element."""
+    check_cascade_suffix(*arguments)
+    check_suffix_result(arguments[0], out)
+
+
+def _suffix_stage(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    sequence_lengths: Tensor,
+    prefix_length: Tensor,
+    prefix_outs: Tensor,
+    prefix_lses: Tensor,
+    scale: float,
+    *,
+    out: Tensor,
+) -> None:
+    """What checked arguments ask for."""
+    tokens, heads, head_size = query.shape
+    blocks, page, kv_heads, _ = key_cache.shape
+    group, parts = heads // kv_heads, prefix_outs.shape[0]
+    if not tokens:
+        return
+    start = int(prefix_length)
+    own_out = query.new_empty((tokens, heads, head_size), dtype=torch.float32)
+    own_lse = query.new_empty((tokens, heads), dtype=torch.float32)
+    for row, length in enumerate(sequence_lengths.tolist()):
+        keys = max(0, length - start)
+        ids = block_table[row, :0].to(torch.int64)
+        if keys:
+            ids = page_ids(CASCADE_SUFFIX, row, block_table[row], start, length, blocks=blocks, page=page)
+        attend(
+            query[row : row + 1], key_cache, value_cache, ids, start % page, keys, scale,
+            own_out[row : row + 1], own_lse[row : row + 1],
+        )
+    # (parts, K, T * G, D) -> (parts, T, K * G, D)
+    outs = prefix_outs.view(parts, kv_heads, tokens, group, head_size).transpose(1, 2)
+    lses = prefix_lses.view(parts, kv_heads, tokens, group).transpose(1, 2)
+    merged, _ = merge_stack(
+        torch.cat((own_out.unsqueeze(0), outs.reshape(parts, tokens, heads, head_size))),
+        torch.cat((own_lse.unsqueeze(0), lses.reshape(parts, tokens, heads))),
+    )
+    out.copy_(merged)
 
 
 def prefix_keys(block_table: Tensor, prefix_length: Tensor, page: int) -> int:
@@ -213,74 +246,3 @@ def prefix_keys(block_table: Tensor, prefix_length: Tensor, page: int) -> int:
             CASCADE_PREFIX, "prefix_length", length, f"0 to {block_table.shape[1] * page}, the columns of block_table"
         )
     return length
-
-
-def check_prefix_results(query: Tensor, key_cache: Tensor, splits: int, outs: Tensor, lses: Tensor) -> None:
-    """``outs`` and ``lses`` are what a call with these arguments returns."""
-    tokens, heads, head_size = query.shape
-    kv_heads = key_cache.shape[2]
-    shape = (splits, kv_heads, tokens * (heads // kv_heads), head_size)
-    for name, tensor, expected in (("outs", outs, shape), ("lses", lses, shape[:-1])):
-        if tensor.dtype != torch.float32:
-            raise violation(CASCADE_PREFIX, f"dtype of {name}", tensor.dtype, torch.float32)
-        if tuple(tensor.shape) != expected:
-            raise violation(CASCADE_PREFIX, f"shape of {name}", tuple(tensor.shape), expected)
-    same_device(CASCADE_PREFIX, ("query", query), (("outs", outs), ("lses", lses)))
-    contiguous(CASCADE_PREFIX, (("outs", outs), ("lses", lses)))
-
-
-def check_suffix_result(query: Tensor, out: Tensor) -> None:
-    """``out`` can take the result of a call with this query."""
-    if out.shape != query.shape:
-        raise violation(CASCADE_SUFFIX, "shape of out", tuple(out.shape), f"{tuple(query.shape)}, the shape of query")
-    if out.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise violation(CASCADE_SUFFIX, "dtype of out", out.dtype, "torch.bfloat16, torch.float16 or torch.float32")
-    same_device(CASCADE_SUFFIX, ("query", query), (("out", out),))
-    contiguous(CASCADE_SUFFIX, (("out", out),))
-
-
-def cascade_prefix_meta(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    prefix_length: Tensor,
-    scale: float,
-    splits: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """Shapes and dtypes of :func:`cascade_prefix`, with every check that needs no tensor element."""
-    check_cascade_prefix(query, key_cache, value_cache, block_table, prefix_length, scale, splits)
-    tokens, heads, head_size = query.shape
-    kv_heads = key_cache.shape[2]
-    shape = (splits, kv_heads, tokens * (heads // kv_heads), head_size)
-    return query.new_empty(shape, dtype=torch.float32), query.new_empty(shape[:-1], dtype=torch.float32)
-
-
-def cascade_prefix_out_meta(*args: Any, outs: Tensor, lses: Tensor) -> None:
-    expected, _ = cascade_prefix_meta(*args)
-    check_prefix_results(args[0], args[1], expected.shape[0], outs, lses)
-
-
-def cascade_suffix_meta(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    sequence_lengths: Tensor,
-    prefix_length: Tensor,
-    prefix_outs: Tensor,
-    prefix_lses: Tensor,
-    scale: float,
-) -> Tensor:
-    """Shape and dtype of :func:`cascade_suffix`, with every check that needs no tensor element."""
-    check_cascade_suffix(
-        query, key_cache, value_cache, block_table, sequence_lengths, prefix_length, prefix_outs, prefix_lses, scale
-    )
-    return torch.empty_like(query)
-
-
-def cascade_suffix_out_meta(*args: Any, out: Tensor) -> None:
-    cascade_suffix_meta(*args)
-    check_suffix_result(args[0], out)
-
-

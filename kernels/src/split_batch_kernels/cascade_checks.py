@@ -70,6 +70,14 @@ def check_merge_result(op: str, out: Tensor, lse: Tensor, first: tuple[str, Tens
             raise violation(op, "memory of out", "partly an input's", "its own, or exactly an input's")
 
 
+def merge_results(op: str, like: Tensor, out_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Memory for a merge of partials of the shape of ``like``, in ``out_dtype`` or, where that is None, its own."""
+    dtype = out_dtype or like.dtype
+    if dtype not in FLOAT_DTYPES:
+        raise violation(op, "out_dtype", dtype, _FLOAT_NAMES)
+    return like.new_empty(like.shape, dtype=dtype), like.new_empty(like.shape[:-1], dtype=torch.float32)
+
+
 def overlap(first: Tensor, second: Tensor) -> bool:
     """Whether the memory from the first to the last element of two tensors with elements has bytes in common."""
 
@@ -140,15 +148,39 @@ def check_cascade_prefix(
     block_table: Tensor,
     prefix_length: Tensor,
     scale: float,
-    splits: int,
-) -> None:
-    """Likewise for ``cascade_prefix``."""
+    splits: int = 1,
+) -> tuple[int, int, int, int]:
+    """Likewise for ``cascade_prefix``; returns the shape of its ``outs``, (splits, K, T * G, D)."""
     op = CASCADE_PREFIX
     _check_paged(op, query, key_cache, value_cache, block_table, prefix_length)
     if not 1 <= splits <= MAX_SPLITS:
         raise violation(op, "splits", splits, f"1 to {MAX_SPLITS}")
     if block_table.shape[0] < 1:
         raise violation(op, "rows of block_table", 0, "at least 1")
+    tokens, heads, head_size = query.shape
+    kv_heads = key_cache.shape[2]
+    return splits, kv_heads, tokens * (heads // kv_heads), head_size
+
+
+def check_prefix_results(query: Tensor, shape: tuple[int, ...], outs: Tensor, lses: Tensor) -> None:
+    """``outs`` and ``lses`` are what a prefix stage whose ``outs`` has `shape` returns."""
+    for name, tensor, expected in (("outs", outs, shape), ("lses", lses, shape[:-1])):
+        if tensor.dtype != torch.float32:
+            raise violation(CASCADE_PREFIX, f"dtype of {name}", tensor.dtype, torch.float32)
+        if tuple(tensor.shape) != expected:
+            raise violation(CASCADE_PREFIX, f"shape of {name}", tuple(tensor.shape), expected)
+    same_device(CASCADE_PREFIX, ("query", query), (("outs", outs), ("lses", lses)))
+    contiguous(CASCADE_PREFIX, (("outs", outs), ("lses", lses)))
+
+
+def check_suffix_result(query: Tensor, out: Tensor) -> None:
+    """``out`` can take the result of a suffix stage with this query."""
+    if out.shape != query.shape:
+        raise violation(CASCADE_SUFFIX, "shape of out", tuple(out.shape), f"{tuple(query.shape)}, the shape of query")
+    if out.dtype not in FLOAT_DTYPES:
+        raise violation(CASCADE_SUFFIX, "dtype of out", out.dtype, _FLOAT_NAMES)
+    same_device(CASCADE_SUFFIX, ("query", query), (("out", out),))
+    contiguous(CASCADE_SUFFIX, (("out", out),))
 
 
 def check_cascade_suffix(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .cascade_checks import check_attention_merge, check_attention_merge_stack, check_merge_result
+from .cascade_checks import check_attention_merge, check_attention_merge_stack, check_merge_result, merge_results
 from .schemas import ATTENTION_MERGE, ATTENTION_MERGE_STACK
 
 
@@ -50,9 +50,15 @@ def attention_merge_out(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor, *, o
     """
     check_attention_merge(o1, lse1, o2, lse2)
     check_merge_result(ATTENTION_MERGE, out, lse, ("o1", o1), (o1, o2))
-    merged, merged_lse = merge_stack(
-        torch.stack((o1.to(torch.float32), o2.to(torch.float32))), torch.stack((lse1, lse2))
-    )
+    _write_merge(*_stacked(o1, lse1, o2, lse2), out, lse)
+
+
+def _stacked(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.stack((o1.to(torch.float32), o2.to(torch.float32))), torch.stack((lse1, lse2))
+
+
+def _write_merge(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
+    merged, merged_lse = merge_stack(outs, lses)
     out.copy_(merged)
     lse.copy_(merged_lse)
 
@@ -76,7 +82,7 @@ def attention_merge(
         OpContractError: a rule above is broken.
     """
     out, lse = attention_merge_meta(o1, lse1, o2, lse2, out_dtype=out_dtype)
-    attention_merge_out(o1, lse1, o2, lse2, out=out, lse=lse)
+    _write_merge(*_stacked(o1, lse1, o2, lse2), out, lse)
     return out, lse
 
 
@@ -84,9 +90,7 @@ def attention_merge_stack_out(outs: Tensor, lses: Tensor, *, out: Tensor, lse: T
     """:func:`attention_merge_stack` into ``out`` and ``lse``, as :func:`attention_merge_out`; ``out`` may be a part."""
     check_attention_merge_stack(outs, lses)
     check_merge_result(ATTENTION_MERGE_STACK, out, lse, ("outs[0]", outs[0]), outs.unbind())
-    merged, merged_lse = merge_stack(outs, lses)
-    out.copy_(merged)
-    lse.copy_(merged_lse)
+    _write_merge(outs, lses, out, lse)
 
 
 def attention_merge_stack(
@@ -101,7 +105,7 @@ def attention_merge_stack(
         ``out`` ``(..., D)`` of ``out_dtype`` (default: that of ``outs``) and ``lse`` ``(...)`` float32.
     """
     out, lse = attention_merge_stack_meta(outs, lses, out_dtype=out_dtype)
-    attention_merge_stack_out(outs, lses, out=out, lse=lse)
+    _write_merge(outs, lses, out, lse)
     return out, lse
 
 
@@ -110,7 +114,7 @@ def attention_merge_meta(
 ) -> tuple[Tensor, Tensor]:
     """Shapes and dtypes of :func:`attention_merge`, with its checks."""
     check_attention_merge(o1, lse1, o2, lse2)
-    return o1.new_empty(o1.shape, dtype=out_dtype or o1.dtype), o1.new_empty(o1.shape[:-1], dtype=torch.float32)
+    return merge_results(ATTENTION_MERGE, o1, out_dtype)
 
 
 def attention_merge_out_meta(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor, *, out: Tensor, lse: Tensor) -> None:
@@ -123,8 +127,7 @@ def attention_merge_stack_meta(
 ) -> tuple[Tensor, Tensor]:
     """Shapes and dtypes of :func:`attention_merge_stack`, with its checks."""
     check_attention_merge_stack(outs, lses)
-    shape = outs.shape[1:]
-    return outs.new_empty(shape, dtype=out_dtype or outs.dtype), outs.new_empty(shape[:-1], dtype=torch.float32)
+    return merge_results(ATTENTION_MERGE_STACK, outs[0], out_dtype)
 
 
 def attention_merge_stack_out_meta(outs: Tensor, lses: Tensor, *, out: Tensor, lse: Tensor) -> None:

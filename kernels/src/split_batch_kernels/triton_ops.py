@@ -19,8 +19,6 @@ from .cascade import PREFIX_BLOCK_ROWS
 from .cascade_checks import (
     check_attention_merge,
     check_attention_merge_stack,
-    check_cascade_prefix,
-    check_cascade_suffix,
     check_merge_result,
     page_ids,
 )
@@ -46,7 +44,7 @@ def attention_merge(
 ) -> tuple[Tensor, Tensor]:
     """See :func:`split_batch_kernels.attention_merge`."""
     out, lse = reference_merge.attention_merge_meta(o1, lse1, o2, lse2, out_dtype=out_dtype)
-    attention_merge_out(o1, lse1, o2, lse2, out=out, lse=lse)
+    _merge(o1.unsqueeze(0), lse1.unsqueeze(0), out, lse, o2, lse2)
     return out, lse
 
 
@@ -62,7 +60,7 @@ def attention_merge_stack(
 ) -> tuple[Tensor, Tensor]:
     """See :func:`split_batch_kernels.attention_merge_stack`."""
     out, lse = reference_merge.attention_merge_stack_meta(outs, lses, out_dtype=out_dtype)
-    attention_merge_stack_out(outs, lses, out=out, lse=lse)
+    _merge(outs, lses, out, lse)
     return out, lse
 
 
@@ -117,7 +115,20 @@ def _ramp(lse: Tensor, rows: int, leading: int = 0) -> tuple[Tensor, int]:
     return (lse, 1) if expected is None else (lse, step)
 
 
-def cascade_prefix_out(
+def cascade_prefix(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """See :func:`split_batch_kernels.cascade_prefix`."""
+    outs, lses = reference.cascade_prefix_meta(*arguments)
+    _prefix_stage(*arguments, outs=outs, lses=lses)
+    return outs, lses
+
+
+def cascade_prefix_out(*arguments: Any, outs: Tensor, lses: Tensor) -> None:
+    """:func:`split_batch_kernels.cascade_prefix` into given tensors."""
+    reference.cascade_prefix_out_meta(*arguments, outs=outs, lses=lses)
+    _prefix_stage(*arguments, outs=outs, lses=lses)
+
+
+def _prefix_stage(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
@@ -129,9 +140,6 @@ def cascade_prefix_out(
     outs: Tensor,
     lses: Tensor,
 ) -> None:
-    """:func:`split_batch_kernels.cascade_prefix` into given tensors."""
-    check_cascade_prefix(query, key_cache, value_cache, block_table, prefix_length, scale, splits)
-    reference.check_prefix_results(query, key_cache, splits, outs, lses)
     if not query.shape[0]:
         return
     blocks, page = key_cache.shape[:2]
@@ -140,25 +148,6 @@ def cascade_prefix_out(
         if length:
             page_ids(CASCADE_PREFIX, 0, block_table[0], 0, length, blocks=blocks, page=page)
     _prefix(query, key_cache, value_cache, block_table, prefix_length, query.shape[0], scale, outs, lses)
-
-
-def cascade_prefix(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    prefix_length: Tensor,
-    scale: float,
-    splits: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """See :func:`split_batch_kernels.cascade_prefix`."""
-    outs, lses = reference.cascade_prefix_meta(
-        query, key_cache, value_cache, block_table, prefix_length, scale, splits
-    )
-    cascade_prefix_out(
-        query, key_cache, value_cache, block_table, prefix_length, scale, splits, outs=outs, lses=lses
-    )
-    return outs, lses
 
 
 def _prefix(
@@ -194,7 +183,20 @@ def _prefix(
     )
 
 
-def cascade_suffix_out(
+def cascade_suffix(*arguments: Any) -> Tensor:
+    """See :func:`split_batch_kernels.cascade_suffix`."""
+    out = reference.cascade_suffix_meta(*arguments)
+    _suffix_stage(*arguments, out=out)
+    return out
+
+
+def cascade_suffix_out(*arguments: Any, out: Tensor) -> None:
+    """:func:`split_batch_kernels.cascade_suffix` into a given tensor."""
+    reference.cascade_suffix_out_meta(*arguments, out=out)
+    _suffix_stage(*arguments, out=out)
+
+
+def _suffix_stage(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
@@ -207,11 +209,6 @@ def cascade_suffix_out(
     *,
     out: Tensor,
 ) -> None:
-    """:func:`split_batch_kernels.cascade_suffix` into a given tensor."""
-    check_cascade_suffix(
-        query, key_cache, value_cache, block_table, sequence_lengths, prefix_length, prefix_outs, prefix_lses, scale
-    )
-    reference.check_suffix_result(query, out)
     tokens, heads, _ = query.shape
     if not tokens:
         return
@@ -238,26 +235,6 @@ def cascade_suffix_out(
         BY_HAND=query.device.type == "cpu",
         **_constants(query, key_cache),
     )
-
-
-def cascade_suffix(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    sequence_lengths: Tensor,
-    prefix_length: Tensor,
-    prefix_outs: Tensor,
-    prefix_lses: Tensor,
-    scale: float,
-) -> Tensor:
-    """See :func:`split_batch_kernels.cascade_suffix`."""
-    out = torch.empty_like(query)
-    cascade_suffix_out(
-        query, key_cache, value_cache, block_table, sequence_lengths, prefix_length, prefix_outs, prefix_lses, scale,
-        out=out,
-    )
-    return out
 
 
 def fa_fp32_stage1(
