@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 PACKAGE = SOURCE / "vllm_ascend_split_batch"
@@ -58,9 +60,10 @@ def parse_release(text: str) -> dict[str, Any]:
 
 
 def render(path: Path, extension_id: str, members: Sequence[Carrier], verified: Sequence[dict[str, Any]]) -> str:
-    """The text of one sidecar; the releases of the present file stay listed, in their order."""
+    """The text of one sidecar; the releases of the present file stay listed, oldest first."""
     listed: list[dict[str, Any]] = json.loads(path.read_text())["verified_on"] if path.exists() else []
     listed += [release for release in verified if release not in listed]
+    listed.sort(key=lambda release: (release["distribution"], Version(release["version"])))
     return json.dumps(sidecar.document(members, extension_id, listed), indent=2) + "\n"
 
 
