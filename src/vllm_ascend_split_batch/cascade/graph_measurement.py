@@ -130,7 +130,7 @@ class GraphBench(Bench):
         graphs.stock.table[:, :columns].copy_(batch.table)
         step = StepLengths(
             batch.prefix_tokens,
-            self._blocks[: batch.prefix_tokens // BLOCK].numpy(),
+            self._blocks[: batch.prefix_tokens // BLOCK].numpy().tobytes(),
             [batch.suffix_tokens] * batch.requests,
             batch.table,
             batch.lengths,
