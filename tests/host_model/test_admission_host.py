@@ -120,9 +120,10 @@ def test_a_changed_model_is_noticed(
     assert bool(recorded_admission.differing(kind, limit=1)) == noticed
 
 
-def test_each_mutant_is_noticed_on_some_release() -> None:
+def test_each_mutant_and_rule_is_noticed_on_some_release() -> None:
     assert set(NOTICED_WHERE) < {(name, old) for _, name, old, _ in MUTANTS}
-    for where in NOTICED_WHERE.values():
+    assert set(RULE_NOTICED_WHERE) < set(RULES)
+    for where in (*NOTICED_WHERE.values(), *RULE_NOTICED_WHERE.values()):
         assert any(where(admission_rules(release)) for release in HostRelease)
 
 
@@ -134,13 +135,20 @@ RULES: dict[str, str] = {
     "has_policies": "",
     "has_load_balancing": "",
     "defers_frees": "connected engines",
-    "waits_for_frees": "connected engines",  # of frees that are deferred
+    "waits_for_frees": "connected engines",
     "unhashed_first": "engines",
     "passes_over_next": "engines",
     "recompute_by_priority": "connected engines",
     "recompute_aborts_split": "connected engines",
     "recomputed_answers": "connected engines",
     "recompute_reserves": "connected engines",
+}
+
+# Where another rule of the release leaves a rule nothing to decide, a change of it must not be noticed: only deferred
+# frees can be waited for, and where they are, nobody is finished for recomputation while an output is under way.
+RULE_NOTICED_WHERE: dict[str, Callable[[releases.AdmissionRules], bool]] = {
+    "waits_for_frees": lambda rules: rules.defers_frees,
+    "recomputed_answers": lambda rules: not (rules.waits_for_frees and rules.defers_frees),
 }
 
 
@@ -154,7 +162,7 @@ def test_a_changed_rule_of_the_release_is_noticed(
         return
     rules = admission_rules(recorded_admission.release)
     monkeypatch.setitem(releases._RULES, recorded_admission.release, replace(rules, **{rule: not getattr(rules, rule)}))
-    noticed = rules.defers_frees or rule != "waits_for_frees"
+    noticed = RULE_NOTICED_WHERE.get(rule, lambda _: True)(rules)
     assert bool(recorded_admission.differing(RULES[rule], limit=1)) == noticed
 
 

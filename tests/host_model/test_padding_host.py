@@ -145,6 +145,7 @@ MUTANTS = [
 # was: the mutant must not be noticed there.
 NOTICED_WHERE: dict[str, Callable[[releases.PaddingRules], bool]] = {
     "done >= prompt or": lambda rules: rules.whole_prompt_under_dcp or rules.whole_prompt_of_hybrids,
+    "round(index * step)": lambda rules: rules.samples_reduced_ladders,
     "(rules.skips_by_prefill_alone or not separates_decode)": lambda rules: not rules.skips_by_prefill_alone,
 }
 
