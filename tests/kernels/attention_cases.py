@@ -131,6 +131,9 @@ def one_pass_in_its_type(given: Inputs) -> Tensor:
     for request in range(given.query.shape[0]):
         key, value = keys_of(given, request, 0, int(given.lengths[request]))
         query = given.query[request].float().view(case.kv_heads, case.group, case.head_size)
+        if not len(key):
+            rows.append(torch.zeros(case.kv_heads * case.group, case.head_size))
+            continue
         scores = torch.einsum("kgd,jkd->kgj", query, key.float()) * case.scale
         weights = torch.exp(scores - scores.amax(-1, keepdim=True))
         out = torch.einsum("kgj,jkd->kgd", weights.to(case.dtype).float(), value.float())

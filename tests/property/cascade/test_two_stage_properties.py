@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from split_batch_kernels import cascade, triton_ops
 
@@ -50,6 +50,8 @@ def agrees(ops, case):
 
 
 @settings(max_examples=60, phases=PHASES)
+@example(case=Case(own=(17, 2), prefix=16, kv_heads=1, group=2, head_size=64, page=16))  # what the mutant below fails
+@example(case=Case(own=(0, 3), prefix=0, kv_heads=1, group=2, head_size=64, page=16, dtype=torch.bfloat16))
 @given(case=cases((16, 32, 128), 5))
 def test_reference_equals_one_pass(case):
     agrees(cascade, case)
