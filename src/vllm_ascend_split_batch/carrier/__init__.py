@@ -39,12 +39,16 @@ A front door declares what it is; nothing of the capability is imported until it
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .carrier import Carrier, Context, Refused
 from .gates import Choice, Flag, Gate, Integer, Number, Settings, Text
 from .guard import NATIVE, Guard, Site
 from .log import logger
-from .patches import DictEntry, Patch, PatchSet
 from .seams import Calls, Seam, SeamStatus, verify
+
+if TYPE_CHECKING:
+    from .patches import DictEntry, Patch, PatchSet
 
 __all__ = [
     "NATIVE",
@@ -69,3 +73,12 @@ __all__ = [
     "logger",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Front doors declare and do not patch: what patches is imported where a gate is open.
+    if name in ("DictEntry", "Patch", "PatchSet"):
+        from . import patches
+
+        return getattr(patches, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,15 +6,17 @@ import contextlib
 import importlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import near_misses
 from .gates import Flag, Gate, Settings
 from .guard import Guard
 from .log import logger, warn_once
-from .patches import DictEntry, Patch, PatchSet
-from .post_import import Waiter, when_imported
 from .seams import MATCHED, PENDING, Seam, SeamStatus, verify_all
+
+if TYPE_CHECKING:  # what only an open gate needs is imported then: every vLLM process imports this module
+    from .patches import DictEntry, Patch, PatchSet
+    from .post_import import Waiter
 
 CLOSED, ARMED, INSTALLED, REFUSED = "closed", "armed", "installed", "refused"
 LATCHED, UNINSTALLED = "latched", "uninstalled"
@@ -42,6 +44,8 @@ class Context:
 
     def patch(self, target: str, factory: Callable[[Any], Any]) -> Patch:
         """A patch of the declared seam ``target``; see :class:`Patch`. ``KeyError`` when it was not declared."""
+        from .patches import Patch
+
         try:
             return Patch(self._seams[target], factory)
         except KeyError:
@@ -108,8 +112,8 @@ class Carrier:
         self.state_reason = "not loaded"
         self.settings = Settings([])
         self.seam_statuses = [SeamStatus(seam.target, PENDING) for seam in self.seams]
-        self._patches = PatchSet(())
-        self._variables = PatchSet(())
+        self._patches: PatchSet | None = None
+        self._variables: PatchSet | None = None
         self._waiters: list[Waiter] = []
         self._line_logged: str | None = None
 
@@ -145,6 +149,8 @@ class Carrier:
             return
         self._become(ARMED, "waits for the host to import " + ", ".join(self._awaited()))
         self._report()
+        from .post_import import when_imported
+
         self._waiters = [
             when_imported([_ENVIRONMENT_TABLE.module], self._register_variables),
             when_imported(self._awaited(), self._bind),
@@ -173,6 +179,8 @@ class Carrier:
         """Make our ``VLLM_`` variables known to vLLM: no warning, and a part of its compile-cache key."""
         if self.state not in (ARMED, INSTALLED):
             return
+        from .patches import DictEntry, PatchSet
+
         names = [name for name in self.settings if name.startswith("VLLM_")]
         variables = PatchSet(DictEntry(_ENVIRONMENT_TABLE, name, self._getter(name)) for name in names)
         try:
@@ -189,6 +197,8 @@ class Carrier:
     def _bind(self) -> None:
         if self.state != ARMED:
             return
+        from .patches import PatchSet
+
         self.seam_statuses = verify_all(self.seams)
         wrong = [status for status in self.seam_statuses if status.status != MATCHED]
         if wrong:
@@ -208,7 +218,7 @@ class Carrier:
 
     def extend(self, patches: Iterable[Patch | DictEntry]) -> None:
         """Add patches to the installed ones; see :meth:`Context.add`."""
-        if self.state != INSTALLED:
+        if self.state != INSTALLED or self._patches is None:
             raise RuntimeError(f"{self.name} is {self.state}: patches can be added while it is installed")
         self._patches.extend(patches)
         self.state_reason = f"{len(self._patches.patches)} patches in place"
@@ -237,7 +247,10 @@ class Carrier:
         for waiter in self._waiters:
             waiter.cancel()
         self._waiters = []
-        outcomes = {**self._patches.uninstall(), **self._variables.uninstall()}
+        outcomes: dict[str, str] = {}
+        for installed in (self._patches, self._variables):
+            if installed is not None:
+                outcomes |= installed.uninstall()
         passing = [label for label, outcome in outcomes.items() if outcome != "restored"]
         if self.state != CLOSED:
             self._become(
@@ -249,7 +262,7 @@ class Carrier:
 
     def withdraw(self, reason: str) -> None:
         """Take the patches back and refuse this process for ``reason``; nothing where nothing is installed."""
-        if self.state not in (INSTALLED, LATCHED):
+        if self.state not in (INSTALLED, LATCHED) or self._patches is None:
             return
         self._patches.uninstall()
         self._refuse(reason)

@@ -17,8 +17,9 @@ from .record import Record
 ON = ("1", "true", "yes", "on")
 OFF = ("0", "false", "no", "off")
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+# Compiled at their first use: that takes longer than all else in this module, and most processes read no number.
+_INTEGER = r"[+-]?[0-9]{1,20}"
+_NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _SHOWN = 80
 
 
@@ -150,7 +151,7 @@ class Integer(_Bounded):
 
     def parse(self, text: str) -> int:
         # int() alone would take "1_000", other alphabets' digits, and raise on very long texts.
-        if not _INTEGER.fullmatch(text):
+        if not re.fullmatch(_INTEGER, text):
             raise Invalid
         return int(self._within(int(text)))
 
@@ -164,7 +165,7 @@ class Number(_Bounded):
         super().__init__(name, default, minimum=minimum, maximum=maximum, help=help, kind="a number")
 
     def parse(self, text: str) -> float:
-        if not _NUMBER.fullmatch(text):
+        if not re.fullmatch(_NUMBER, text):
             raise Invalid
         value = float(text)
         if not math.isfinite(value):

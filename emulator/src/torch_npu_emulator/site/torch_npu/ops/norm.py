@@ -30,7 +30,7 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, epsilon: float) -> tuple[torc
 
 def _fits_the_backend(x: torch.Tensor, gamma: torch.Tensor) -> bool:
     """Whether the compiled form takes the tensors; torch's own operators take all."""
-    return x.is_contiguous() and gamma.is_contiguous() and x.dtype == gamma.dtype in COMPILED
+    return bool(x.is_contiguous() and gamma.is_contiguous() and x.dtype == gamma.dtype) and x.dtype in COMPILED
 
 
 def _meta_rms_norm(
