@@ -63,7 +63,7 @@ def test_tokens_are_transformers_and_stocks(run, build_model, proof: Facts):
         assert (entry["state"], entry["engaged"]) == ("refused", 0)
         return
     assert (entry["state"], entry["failures"], entry["reasons"]) == ("installed", {}, {})
-    # One module, not one a layer: vLLM caches what makes Gemma's activation, `gemma._get_gemma_act_fn`, by its settings.
+    # One module, not one a layer: vLLM caches what makes Gemma's activation (`_get_gemma_act_fn`) by its settings.
     assert entry["counters"] == {"modules_exact": 1}
     # That every layer calls it shows in the calls: each step, profiling included, makes one a layer.
     assert entry["engaged"] == entry["calls"] >= MODEL.layers * TOKENS
