@@ -74,10 +74,9 @@ def test_tokens_are_stocks_and_the_peak_is_lower(run):
     assert (entry["state"], entry["failures"]) == ("installed", {})
     assert entry["counters"]["mlps"] == MODEL.layers
     decode_is_whole_and_prefill_in_two(entry, stock, result)
+    # What it says is what the largest MLP saves; with parts the peak may lie elsewhere, and then less is saved.
     saved = peak(stock) - peak(result)
-    assert saved > 4 << 20
-    # What it says it saves is a lower bound of what one MLP saves; the peak of a step may lie elsewhere.
-    assert entry["counters"]["peak_bytes_saved"] > saved / 3
+    assert 4 << 20 < saved <= entry["counters"]["peak_bytes_saved"]
 
 
 def test_compiled_code_and_captured_graphs_decide_when_they_run(run):

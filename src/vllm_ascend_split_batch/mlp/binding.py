@@ -131,11 +131,13 @@ class _Chunking:
         _, mlp = max(dense, key=lambda pair: pair[1].up)
         widths = mlp.widths(torch.empty((), dtype=runner.model_config.dtype).element_size())
         part = rows_per_part(rows, widths, chunks=self._chunks, budget=self._budget)
-        saved = saved_bytes(rows, part, widths)
+        # Compiled code gives up each result after its last use, whatever names the source has.
+        keeps_up = mlp.chain.keeps_up and not getattr(runner.compilation_config, "mode", True)
+        saved = saved_bytes(rows, part, widths, keeps_up=keeps_up)
         kinds = Counter(type(module).__qualname__ for module, _ in dense)
         log.info(
-            "mlp-chunk: %s run in parts from %d rows on. A prefill of %d rows runs in %d parts of at most %d: "
-            "intermediate results of %.1f MiB instead of %.1f, a peak lower by at least %.1f MiB",
+            "mlp-chunk: %s run in parts from %d rows on. A prefill of %d rows runs in %d parts of at most %d: the "
+            "largest MLP has intermediate results of %.1f MiB instead of %.1f, and its peak lower by at least %.1f MiB",
             ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
             self._min_tokens,
             rows,
@@ -177,7 +179,7 @@ class _Chunking:
     def _run(self, module: Any, rows: Any) -> Any:
         """A module's whole forward in parts; NATIVE where it is to run as it is."""
         mlp = self._registry.of(module)
-        part = self._part(mlp, rows)
+        part = self._part(mlp, rows, keeps_up=mlp.chain.keeps_up)
         if part is NATIVE:
             return NATIVE
         result = run_parts(module, mlp.chain, rows, part)
@@ -193,14 +195,14 @@ class _Chunking:
         mlp = self._registry.of(module)
         if getattr(module, MARK, None) is None:
             return self._guard.decline("uninstalled")
-        part = self._part(mlp, rows)
+        part = self._part(mlp, rows, keeps_up=False)  # run_rows holds no result longer than it is needed
         return NATIVE if part is NATIVE else run_parts(module, mlp.chain, rows, part)
 
     def _run_whole(self, module: Any, rows: Any) -> Any:
         return run_rows(module, self._registry.of(module).chain, rows)
 
-    def _part(self, mlp: DenseMlp, rows: Any) -> Any:
-        """Rows of a part, or NATIVE with the reason counted."""
+    def _part(self, mlp: DenseMlp, rows: Any, *, keeps_up: bool) -> Any:
+        """Rows of a part, or NATIVE with the reason counted. `keeps_up`: of the forward that would run otherwise."""
         guard = self._guard
         total = rows.shape[0]
         if total < self._min_tokens:
@@ -214,7 +216,7 @@ class _Chunking:
         part = rows_per_part(total, widths, chunks=self._chunks, budget=self._budget)
         if part >= total:
             return guard.decline("one_part")
-        saved = saved_bytes(total, part, widths)
+        saved = saved_bytes(total, part, widths, keeps_up=keeps_up)
         if saved <= 0:
             return guard.decline("saves_nothing")
         counters = guard.counters

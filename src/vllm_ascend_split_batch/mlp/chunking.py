@@ -7,7 +7,8 @@ projection's result is no longer needed. So at least
 
     saved = (T - R) (U + A) - T H   elements.
 
-A host that keeps the first projection's result until the MLP returns saves T H more.
+A forward that still holds the first projection's result while the second runs has T (U + A + H) alive: T H more are
+saved. Parts do not hold it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ def rows_per_part(rows: int, widths: Widths, *, chunks: int, budget: int) -> int
     return -(-rows // parts)
 
 
-def saved_bytes(rows: int, part: int, widths: Widths) -> int:
-    """Bytes by which parts of `part` rows lower the peak of an MLP of `rows` rows; negative where they raise it."""
-    return (rows - part) * widths.transient_bytes - rows * widths.out * widths.itemsize
+def saved_bytes(rows: int, part: int, widths: Widths, *, keeps_up: bool) -> int:
+    """Bytes by which parts of `part` rows lower the peak of an MLP of `rows` rows; negative where they raise it.
+
+    Args:
+        keeps_up: whether the MLP as a whole holds the first projection's result until it returns.
+    """
+    result = 0 if keeps_up else rows * widths.out * widths.itemsize
+    return (rows - part) * widths.transient_bytes - result

@@ -29,6 +29,7 @@ class Chain:
     Attributes:
         up, act, down: names of the attributes that are called, in order.
         up_pair, down_pair: whether the forward takes the first of a pair that the projection returns.
+        keeps_up: whether the first projection's result still has a name while the second projection runs.
     """
 
     up: str
@@ -36,6 +37,7 @@ class Chain:
     down: str
     up_pair: bool
     down_pair: bool
+    keeps_up: bool = False
 
 
 class NotAChain(Exception):
@@ -77,16 +79,20 @@ def chain_of_definition(forward: ast.FunctionDef) -> Chain:
         raise NotAChain("its forward takes more than one tensor")
     me, given = (argument.arg for argument in arguments.args)
     names = {given: _Value()}
+    keeps_up = False
     for position, statement in enumerate(forward.body):
         if position == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue
         if isinstance(statement, ast.Return) and statement.value is not None:
             if statement is not forward.body[-1]:
                 raise NotAChain("its forward goes on after a return")
-            return _chain(_evaluate(statement.value, me, names))
+            value = _evaluate(statement.value, me, names)
+            return _chain(value, keeps_up or _holds_first(value, names))
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             raise NotAChain(f"its forward does more than call and assign: {_short(statement)}")
-        _assign(statement.targets[0], _evaluate(statement.value, me, names), names)
+        value = _evaluate(statement.value, me, names)
+        keeps_up = keeps_up or _holds_first(value, names)
+        _assign(statement.targets[0], value, names)
     raise NotAChain("its forward returns nothing")
 
 
@@ -133,14 +139,19 @@ def _take_first(value: _Value) -> _Value:
     return _Value((*value.calls[:-1], (value.calls[-1][0], True)))
 
 
-def _chain(value: _Value) -> Chain:
+def _holds_first(value: _Value, names: dict[str, _Value]) -> bool:
+    """Whether a name holds the first call's result at the statement that makes the third."""
+    return len(value.calls) == 3 and any(len(held.calls) == 1 for held in names.values())
+
+
+def _chain(value: _Value, keeps_up: bool) -> Chain:
     if len(value.calls) != 3 or len({name for name, _ in value.calls}) != 3:
         steps = " -> ".join(name for name, _ in value.calls) or "nothing"
         raise NotAChain(f"its forward is {steps}, not projection -> activation -> projection")
     (up, up_pair), (act, act_pair), (down, down_pair) = value.calls
     if act_pair:
         raise NotAChain(f"its forward takes the first of what {act} returns")
-    return Chain(up, act, down, up_pair, down_pair)
+    return Chain(up, act, down, up_pair, down_pair, keeps_up)
 
 
 def _short(node: ast.AST) -> str:

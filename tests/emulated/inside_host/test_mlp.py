@@ -128,7 +128,7 @@ def cut(host, vllm_config, monkeypatch, switch_on):
         runner = SimpleNamespace(
             model=model,
             uniform_decode_query_len=1,
-            compilation_config=SimpleNamespace(static_forward_context={}),
+            compilation_config=SimpleNamespace(static_forward_context={}, mode=0),
             scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
             model_config=SimpleNamespace(dtype=torch.float32),
         )
@@ -170,7 +170,7 @@ def test_parts_give_the_same_rows(cut, bias):
     assert torch.allclose(result, stock, atol=1e-5)
     assert (carrier.guard.engaged, carrier.guard.failures) == (2, {})
     assert carrier.guard.counters["mlps"] == 2
-    assert carrier.guard.counters["peak_bytes_saved"] == (350 * 3 * I - 700 * H) * 4
+    assert carrier.guard.counters["peak_bytes_saved"] == 350 * 3 * I * 4  # the class holds gate_up until it returns
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_budget_of_bytes(cut):
 def test_what_saves_nothing_is_not_done(cut, monkeypatch):
     model = Model(Mlp())
     carrier = cut(model)
-    monkeypatch.setattr(binding, "saved_bytes", lambda *_: 0)
+    monkeypatch.setattr(binding, "saved_bytes", lambda *_, **__: 0)
     with step():
         model(rows(700))
     assert carrier.guard.reasons == {"saves_nothing": 1}
@@ -573,6 +573,9 @@ def facts(cut, monkeypatch) -> list[object]:
         return x * 2
 
     monkeypatch.setattr(host_linear, "tensor_model_parallel_all_reduce", sum_over_ranks)
+    # Rows that are never written must not hold, by chance, what the stock run left in this memory.
+    new_empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *given, **more: new_empty(*given, **more).fill_(torch.nan))
     model = Model(Mlp(bias=True))
     down = model.layers[0].mlp.down_proj
     down.tp_size, down.tp_rank = 2, 1

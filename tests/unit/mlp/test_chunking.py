@@ -17,14 +17,15 @@ widths = st.builds(
 )
 
 
-def alive_at_most(rows: int, part: int, widths: Widths) -> int:
-    """Elements alive at the worst moment beside the input: the results of every step, part by part."""
+def alive_at_most(rows: int, part: int, widths: Widths, *, keeps_up: bool) -> int:
+    """Bytes alive at the worst moment beside the input: the results of every step, part by part."""
     whole = part >= rows
+    kept = widths.up if whole and keeps_up else 0
     result = 0 if whole else rows * widths.out
     peak = 0
     for start in range(0, rows, part):
         own = min(part, rows - start)
-        peak = max(peak, result + own * (widths.up + widths.act), result + own * (widths.act + widths.out))
+        peak = max(peak, result + own * (widths.up + widths.act), result + own * (kept + widths.act + widths.out))
     return peak * widths.itemsize
 
 
@@ -45,17 +46,19 @@ def test_parts(rows, widths, chunks, budget):
     assert parts * part - rows < parts
 
 
-@given(st.integers(2, 50_000), st.integers(2, 16), widths)
-def test_what_is_saved_is_what_is_no_longer_alive(rows, chunks, widths):
+@given(st.integers(2, 50_000), st.integers(2, 16), widths, st.booleans())
+def test_what_is_saved_is_what_is_no_longer_alive(rows, chunks, widths, keeps_up):
     part = rows_per_part(rows, widths, chunks=chunks, budget=0)
     if part < rows and widths.out <= widths.up:
-        assert saved_bytes(rows, part, widths) == alive_at_most(rows, rows, widths) - alive_at_most(rows, part, widths)
+        whole, parts = (alive_at_most(rows, each, widths, keeps_up=keeps_up) for each in (rows, part))
+        assert saved_bytes(rows, part, widths, keeps_up=keeps_up) == whole - parts
 
 
 def test_a_known_case():
     assert rows_per_part(8192, QWEN2_7B, chunks=4, budget=0) == 2048
     assert QWEN2_7B.transient_bytes == 3 * 18944 * 2
-    assert saved_bytes(8192, 2048, QWEN2_7B) == 6144 * 3 * 18944 * 2 - 8192 * 3584 * 2
+    assert saved_bytes(8192, 2048, QWEN2_7B, keeps_up=False) == 6144 * 3 * 18944 * 2 - 8192 * 3584 * 2
+    assert saved_bytes(8192, 2048, QWEN2_7B, keeps_up=True) == 6144 * 3 * 18944 * 2
 
 
 def test_a_budget_alone_and_the_smaller_of_both():
@@ -73,7 +76,7 @@ def test_a_budget_below_the_smallest_part():
 
 
 def test_narrow_mlps_gain_nothing():
-    assert saved_bytes(1024, 512, Widths(up=256, act=256, out=1024, itemsize=2)) < 0
+    assert saved_bytes(1024, 512, Widths(up=256, act=256, out=1024, itemsize=2), keeps_up=False) < 0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,8 @@ def test_narrow_mlps_gain_nothing():
         ("    most = max(most, FEWEST_ROWS)", "    most = max(most, 1)"),
         ("most = min(most, budget // widths.transient_bytes)", "most = budget // widths.transient_bytes"),
         ("    return -(-rows // parts)", "    return most"),
-        (" - rows * widths.out * widths.itemsize", ""),
+        (" - result", ""),
+        ("0 if keeps_up else rows * widths.out * widths.itemsize", "rows * widths.out * widths.itemsize"),
     ],
 )
 def test_mutants_are_noticed(mutant, old, new):
@@ -91,13 +95,16 @@ def test_mutants_are_noticed(mutant, old, new):
         changed.rows_per_part(8192, QWEN2_7B, chunks=0, budget=1),
         changed.rows_per_part(600, QWEN2_7B, chunks=2, budget=100 << 20),
         changed.rows_per_part(1000, QWEN2_7B, chunks=0, budget=300 * QWEN2_7B.transient_bytes),
-        changed.saved_bytes(1024, 512, QWEN2_7B),
+        changed.saved_bytes(1024, 512, QWEN2_7B, keeps_up=False),
+        changed.saved_bytes(1024, 512, QWEN2_7B, keeps_up=True),
     ]
-    assert answers != [128, 300, 250, 512 * QWEN2_7B.transient_bytes - 1024 * 3584 * 2]
+    known = 512 * QWEN2_7B.transient_bytes
+    assert answers != [128, 300, 250, known - 1024 * 3584 * 2, known]
     right = [
         rows_per_part(8192, QWEN2_7B, chunks=0, budget=1),
         rows_per_part(600, QWEN2_7B, chunks=2, budget=100 << 20),
         rows_per_part(1000, QWEN2_7B, chunks=0, budget=300 * QWEN2_7B.transient_bytes),
-        saved_bytes(1024, 512, QWEN2_7B),
+        saved_bytes(1024, 512, QWEN2_7B, keeps_up=False),
+        saved_bytes(1024, 512, QWEN2_7B, keeps_up=True),
     ]
-    assert right == [128, 300, 250, 512 * QWEN2_7B.transient_bytes - 1024 * 3584 * 2]
+    assert right == [128, 300, 250, known - 1024 * 3584 * 2, known]

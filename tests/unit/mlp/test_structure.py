@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from vllm_ascend_split_batch.mlp import structure
 from vllm_ascend_split_batch.mlp.structure import Chain, NotAChain, chain_of, chain_of_definition
 
 GATED = Chain("gate_up_proj", "act_fn", "down_proj", True, True)
+KEPT = replace(GATED, keeps_up=True)  # the first projection's result has a name while the second runs
 
 
 def definition(body: str, arguments: str = "self, x") -> ast.FunctionDef:
@@ -25,12 +27,14 @@ def definition(body: str, arguments: str = "self, x") -> ast.FunctionDef:
     ("body", "chain"),
     [
         ("x, _ = self.gate_up_proj(x)\nx = self.act_fn(x)\nx, _ = self.down_proj(x)\nreturn x", GATED),
-        ("g, _ = self.gate_up_proj(x)\nx = self.act_fn(g)\nx, _ = self.down_proj(x)\nreturn x", GATED),
-        ("'''Doc.'''\ng, _ = self.gate_up_proj(x)\no = self.act_fn(g)\no, _ = self.down_proj(o)\nreturn o", GATED),
+        ("g, _ = self.gate_up_proj(x)\nx = self.act_fn(g)\nx, _ = self.down_proj(x)\nreturn x", KEPT),
+        ("'''Doc.'''\ng, _ = self.gate_up_proj(x)\no = self.act_fn(g)\no, _ = self.down_proj(o)\nreturn o", KEPT),
+        ("g = self.gate_up_proj(x)\ng = g[0]\nreturn self.down_proj(self.act_fn(g))[0]", KEPT),
+        ("g, _ = self.gate_up_proj(x)\ng = self.act_fn(g)\ng = self.down_proj(g)\nreturn g[0]", GATED),
         ("return self.down_proj(self.act_fn(self.gate_up_proj(x)[0]))[0]", GATED),
         ("h = self.w1(x)\nh = self.act(h)\nreturn self.w2(h)", Chain("w1", "act", "w2", False, False)),
         ("h = self.fc2(self.act(self.fc1(x)))\nreturn h", Chain("fc1", "act", "fc2", False, False)),
-        ("u, _ = self.w13(x)\ny, _ = self.w2(self.act(u))\nreturn y", Chain("w13", "act", "w2", True, True)),
+        ("u, _ = self.w13(x)\ny, _ = self.w2(self.act(u))\nreturn y", Chain("w13", "act", "w2", True, True, True)),
     ],
 )
 def test_dense_mlps(body, chain):
@@ -79,6 +83,27 @@ class Module:
 
 def test_a_live_function_is_read_through_its_source():
     assert chain_of(Module.forward) == GATED
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("len(value.calls) == 3 and any", "any"),
+        ("len(held.calls) == 1 for held", "held.calls for held"),
+        ("keeps_up = keeps_up or _holds_first(value, names)", "pass"),
+        ("keeps_up or _holds_first(value, names))", "keeps_up)"),
+    ],
+)
+def test_a_mutant_that_holds_other_results_is_noticed(mutant, old, new):
+    changed = mutant(structure, old, new)
+    bodies = {
+        "g, _ = self.a(x)\nx = self.b(g)\nx, _ = self.c(x)\nreturn x": True,
+        "g, _ = self.a(x)\nreturn self.c(self.b(g))[0]": True,
+        "g, _ = self.a(x)\nx = self.b(g)\ng, _ = self.c(x)\nreturn g": True,
+        "g, _ = self.a(x)\ng = self.b(g)\nh, _ = self.c(g)\nreturn h": False,
+    }
+    assert [structure.chain_of_definition(definition(body)).keeps_up for body in bodies] == list(bodies.values())
+    assert [changed.chain_of_definition(definition(body)).keeps_up for body in bodies] != list(bodies.values())
 
 
 def test_without_source_it_is_none():
