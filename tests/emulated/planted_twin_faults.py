@@ -87,7 +87,7 @@ def _capture() -> None:
     waiting = ["capture"]
 
     def fails(self: Any, *args: Any) -> Any:
-        if self.rows == 4 and self.layers == 1 and waiting:
+        if self.rows == 4 and len(self.tasks) == 1 and waiting:
             raise RuntimeError(f"planted: {waiting.pop()}")
         return record(self, *args)
 

@@ -367,6 +367,7 @@ class Cascade:
         if merged is NATIVE:
             return NATIVE
         output[: group.rows] = merged
+        self._graphs.layer_recorded()
         return output
 
     def count_step(self, prefix_tokens: int, requests: int, suffix_lengths: list[int]) -> None:

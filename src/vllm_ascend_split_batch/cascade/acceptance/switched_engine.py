@@ -118,8 +118,8 @@ class SwitchedEngine:
         finally:
             guard.latched = before
 
-    def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-        """Greedy continuations of `tokens` tokens each."""
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int | Sequence[int]) -> list[list[int]]:
+        """Greedy continuations of `tokens` tokens each; of several lengths, one a prompt, if that is a sequence."""
         batch = self.start(prompts, tokens)
         while self._engine.has_unfinished_requests():
             batch.step()
@@ -134,16 +134,19 @@ class SwitchedEngine:
             batch.step()
         return [list(zip(batch.texts[name], batch.likelihoods[name], strict=True)) for name in batch.names]
 
-    def start(self, prompts: Sequence[Sequence[int]], tokens: int, likeliest: int | None = None) -> Batch:
+    def start(
+        self, prompts: Sequence[Sequence[int]], tokens: int | Sequence[int], likeliest: int | None = None
+    ) -> Batch:
         """Add requests; they run as `step` is called."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=likeliest
-        )
+        lengths = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
         names = []
-        for prompt in prompts:
+        for prompt, length in zip(prompts, lengths, strict=True):
+            sampling = SamplingParams(
+                temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False, logprobs=likeliest
+            )
             self._requests += 1
             names.append(f"request-{self._requests}")
             self._engine.add_request(names[-1], TokensPrompt(prompt_token_ids=list(prompt)), sampling)

@@ -80,7 +80,7 @@ class GraphTwins:
         self._cascade = cascade
         self._skip_stable: bool = context.settings["VLLM_ASCEND_CASCADE_UPDATE_SKIP_STABLE"]
         self._runners: weakref.WeakKeyDictionary[Any, RunnerTwins] = weakref.WeakKeyDictionary()
-        self._choice = context.guard.site("choice of the graph")
+        self._choice = context.guard.site("choice of the graph", counted=False)
         self._preparation = context.guard.site("twin's tables", counted=False)
         self._replaying = context.guard.site("twin replay", counted=False)
         #: The twin that is being captured, within its window.
@@ -139,22 +139,39 @@ class GraphTwins:
         if longest <= block:
             return self._without_twins(f"max_model_len {longest} leaves no room for a shared block of {block} tokens")
         state = self._of(runner)
-        for descriptor in sorted(sizes, key=lambda d: -int(d.num_tokens)):
-            twin = Twin(descriptor, int(descriptor.num_tokens), self._device())
+        try:
+            for descriptor in sorted(sizes, key=lambda d: -int(d.num_tokens)):
+                self._capture_size(runner, state, descriptor, mode, sequence_length=block + 1)
+        finally:
+            # An error ends it, but the sizes before are complete.
+            self._say_captured(state)
+        return None
+
+    def _capture_size(
+        self, runner: Any, state: RunnerTwins, descriptor: Any, mode: Any, *, sequence_length: int
+    ) -> None:
+        twin = Twin(descriptor, int(descriptor.num_tokens), self._device())
+        try:
             with self._window(runner, state, twin):
-                self._record(runner, descriptor, mode, sequence_length=block + 1)
-            layers, wanted = twin.layers, self._cascade.layers(runner)
-            if layers == wanted:
+                runner._warmup_and_capture(
+                    descriptor, cudagraph_runtime_mode=mode, profile_seq_lens=sequence_length, num_warmups=1
+                )
+            wanted = self._cascade.layers(runner)
+            if twin.layers == wanted:
                 state.twins[descriptor] = twin
-                continue
-            for entries in state.entries.values():
-                entries.pop(descriptor, None)
+                return
             self._log.warning(
                 "cascade-graph: no graph twin of %d requests: %d of %d attention layers came by in its capture",
                 twin.rows,
-                layers,
+                twin.layers,
                 wanted,
             )
+        finally:
+            if descriptor not in state.twins:
+                for entries in state.entries.values():
+                    entries.pop(descriptor, None)
+
+    def _say_captured(self, state: RunnerTwins) -> None:
         if not state.twins:
             return self._without_twins("no size could be captured")
         self._guard.count("twins_captured", len(state.twins))
@@ -164,11 +181,6 @@ class GraphTwins:
             ", ".join(str(twin.rows) for twin in state.twins.values()),
         )
         return None
-
-    def _record(self, runner: Any, descriptor: Any, mode: Any, *, sequence_length: int) -> None:
-        runner._warmup_and_capture(
-            descriptor, cudagraph_runtime_mode=mode, profile_seq_lens=sequence_length, num_warmups=1
-        )
 
     def _without_twins(self, reason: str) -> None:
         self._guard.decline("no_twins_captured")
@@ -225,6 +237,11 @@ class GraphTwins:
             return NATIVE
         return group.record(query, layer.key_cache, layer.value_cache, heads, causal_mask)
 
+    def layer_recorded(self) -> None:
+        """A layer's result is in its output. Where it failed before that, the graph holds the host's attention."""
+        if self._recording is not None:
+            self._recording.twin.layers += 1
+
     # Choice of the graph ----------------------------------------------------------------------------------------------
 
     def choose_after(self, native: Callable[..., Any]) -> Callable[..., Any]:
@@ -245,6 +262,9 @@ class GraphTwins:
                 args = (*args[:USE_CASCADE_POSITION], False, *args[USE_CASCADE_POSITION + 1 :])
             outcome = native(runner, *args, **kwargs)
             step.lane = Lane.STANDARD
+            self._guard.calls += 1
+            if self._guard.latched:
+                self._guard.decline("latched")
             self._choice.run(self._choose, _standard, runner, step, outcome[0], outcome[1])
             return outcome
 
@@ -283,10 +303,11 @@ class GraphTwins:
 
         return forward
 
-    def _prepare(self, runner: Any, step: AdmittedStep) -> Replay:
+    def _prepare(self, runner: Any, step: AdmittedStep) -> Any:
         twin: Twin = step.twin
         if set(step.plans) != set(twin.groups):
-            raise TwinError(f"{len(step.plans)} of the twin's {len(twin.groups)} attention groups have a plan")
+            # Why a group has none was counted, or logged, where its plan was to be made.
+            return self._guard.decline("no_plan")
         replay = Replay(twin, [(twin.groups[builder], plan) for builder, plan in step.plans.items()])
         replay.fill()
         return replay
@@ -326,6 +347,7 @@ class GraphTwins:
 
     def _count(self, replay: Replay) -> None:
         guard = self._guard
+        guard.engaged += 1
         for group, _ in replay.steps:
             guard.count("prefix_stages_kept" if group.kept() else "prefix_stages_set")
         step = replay.steps[0][1]
@@ -357,6 +379,10 @@ class GraphTwins:
         """Where the host sets its graph's parameters, the twin's are set; the host's own graph is not running."""
 
         def update(runner: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._recording is not None:
+                # A host that sets parameters first comes here before it captures, too: it would record the events of
+                # its own graph of this size, and the next replay of that would not wait for its parameters.
+                return None
             if self._replay is None:
                 return native(runner, *args, **kwargs)
             replay = self._replay[1]

@@ -32,7 +32,6 @@ class DeviceGroupTwin:
     table: Any
     lengths: Any
     prefix_length: Any
-    layers: int = 0
 
     @classmethod
     def beside(cls, block_table: Any, rows: int, block_size: int, tier: OwnTier) -> DeviceGroupTwin:
@@ -55,7 +54,6 @@ class DeviceGroupTwin:
             raise TwinError(f"the layer has {query.shape[0]} query rows in a graph of {self.rows}")
         # The number of parts is part of the captured launch; the longest prefix that fits needs the most.
         splits = self.tier.splits(self.rows, heads.query, heads.kv, self.table.shape[1] * self.block_size)
-        self.layers += 1
         return self.tier.launch(
             query, key_cache, value_cache, self.table, self.lengths, self.prefix_length, heads, splits
         )

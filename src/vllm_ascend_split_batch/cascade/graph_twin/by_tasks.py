@@ -11,6 +11,7 @@ Block tables are buffers of fixed place that a step fills before the replay; onl
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +56,13 @@ class Stage:
     def update(self, tools: Toolbox, stream: Any, kv_lengths: list[int]) -> None:
         """Give the call new KV lengths (host integers, one per sequence), on the update stream."""
         tools.device.graph_task_update_begin(stream, self.handle)
-        tools.fused.out(**self.arguments, actual_seq_lengths_kv=kv_lengths)
+        try:
+            tools.fused.out(**self.arguments, actual_seq_lengths_kv=kv_lengths)
+        except BaseException:
+            # Left open, it would take in the updates of the host's own graph, which runs the step now.
+            with suppress(Exception):
+                tools.device.graph_task_update_end(stream)
+            raise
         tools.device.graph_task_update_end(stream)
 
 
@@ -133,10 +140,6 @@ class TaskGroupTwin:
         tables = block_table.new_zeros((1, columns)), block_table.new_zeros((rows, columns))
         return cls(tools, rows, block_size, *tables, results)
 
-    @property
-    def layers(self) -> int:
-        return len(self.tasks)
-
     # Capture ----------------------------------------------------------------------------------------------------------
 
     def warm_up(self, query: Any, heads: Heads) -> None:
@@ -182,7 +185,13 @@ class TaskGroupTwin:
     def _capture(self, stream: Any, arguments: dict[str, Any], kv_lengths: list[int]) -> Stage:
         tools = self.tools
         tools.device.graph_task_group_begin(stream)
-        tools.fused.out(**arguments, actual_seq_lengths_kv=kv_lengths)
+        try:
+            tools.fused.out(**arguments, actual_seq_lengths_kv=kv_lengths)
+        except BaseException:
+            # The host's attention is captured in place of a layer that failed, and opens groups of its own.
+            with suppress(Exception):
+                tools.device.graph_task_group_end(stream)
+            raise
         handle = tools.device.graph_task_group_end(stream)
         # The query lives in the graph's pool, which must be free to use its memory again behind this layer.
         return Stage(arguments | {"query": tools.weak(arguments["query"])}, handle)

@@ -34,14 +34,7 @@ class StepLengths:
 
 
 class GroupTwin(Protocol):
-    """One attention group of a twin: the layers that share a block table.
-
-    Attributes:
-        layers: how many were captured.
-    """
-
-    @property
-    def layers(self) -> int: ...
+    """One attention group of a twin: the layers that share a block table."""
 
     def warm_up(self, query: Any, heads: Heads) -> None:
         """A layer passes by in the run before the capture: allocate what the capture needs."""
@@ -69,6 +62,7 @@ class Twin:
     Attributes:
         descriptor: the host's key of the graph it stands beside. rows: T.
         device: `torch.npu`. groups: by metadata builder.
+        layers: attention layers that the graph computes in two stages, from the query to the layer's output.
         usable: False once something went wrong in a replay: what its events hold is then unknown.
     """
 
@@ -76,11 +70,8 @@ class Twin:
     rows: int
     device: Any
     groups: dict[Any, GroupTwin] = field(default_factory=dict)
+    layers: int = 0
     usable: bool = True
-
-    @property
-    def layers(self) -> int:
-        return sum(group.layers for group in self.groups.values())
 
     def lengths_of(self, metadata: Any, prefix: Any, device_lengths: Any) -> StepLengths:
         """What a step asks of a group.
