@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cells", type=_cells, metavar="NxP,...", help=f"requests x shared tokens to be timed; default {CELLS}"
     )
     parser.add_argument("--kv-cache-gib", type=float, metavar="N", help="KV cache; default: what the host takes")
+    parser.add_argument(
+        "--most-noise", type=float, metavar="SHARE", help="what calibrate may find on a machine that is not idle"
+    )
     parser.add_argument("--quick", action="store_true", help="small batches, short prefixes: does it run at all")
     parser.add_argument("--fingerprint", default="", help="of a kernel library you built and tested yourself")
 
@@ -117,6 +120,7 @@ class _Kit:
             *("--model", self._options.model, "--tier", self._options.tier),
             *("--modes", ",".join(self._options.modes), "--out", str(profile), "--cells", str(cells)),
             *(QUICK_CALIBRATION if self._options.quick else CALIBRATION),
+            *(() if self._options.most_noise is None else ("--most-noise", str(self._options.most_noise))),
         ]
         code, log = self._child("calibration", command)
         if code != 0:

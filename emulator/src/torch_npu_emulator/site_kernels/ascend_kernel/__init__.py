@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,9 +26,6 @@ from torch_npu.emulator import counters, oplog, settings
 __emulated__ = True
 #: Whether calls beyond the device build's limits are refused here; a user of the wheel asks before it relies on more.
 ENFORCES_DEVICE_LIMITS: bool = settings.DEVICE_LIMITS
-
-#: What the fault `slow_merge` adds to every merge.
-SLOW_SECONDS = 0.01
 
 
 def _adapt(op: str, implementation: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,8 +81,6 @@ def _after_stage1(
 
 
 def _after_merge(op: str, result: torch.Tensor) -> torch.Tensor:
-    if settings.fault("slow_merge"):
-        time.sleep(SLOW_SECONDS)
     if oplog.active():
         oplog.write(op, layout="rows", query_rows=result.shape[:-1].numel())
     return result

@@ -10,7 +10,6 @@ FAULTS = frozenset(
         "fia_uniform_average",
         "lse_shift",
         "lse_base2",
-        "slow_merge",
         "kv_length_plus_one",
         "ignore_task_update",
         "stale_event",
