@@ -29,6 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vllm_ascend_split_batch.cascade.acceptance.folder import MANIFEST, write_manifest
+
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = "split-batch.mlp-chunk/2"
 PARTS = (1, 2, 4, 8)
@@ -193,6 +195,8 @@ def main() -> int:
         }
         arguments.out.write_text(json.dumps(document, indent=2) + "\n")
         arguments.out.with_suffix(".svg").write_text(plot(arguments.rows, found))
+        if (arguments.out.parent / MANIFEST).exists():
+            write_manifest(arguments.out.parent)
     right = all(one["token"] == stock["token"] for one in found)
     falling = all(one["peak_bytes"] <= before["peak_bytes"] for before, one in itertools.pairwise(found))
     as_said = all(stock["mlp_peak_bytes"] - one["mlp_peak_bytes"] == one["said_to_save"] for one in found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import hashlib
 import json
 import signal
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.setup_environment import ROOT, SetupError, say
+from vllm_ascend_split_batch.cascade.acceptance.folder import write_manifest
 
 from . import environments, releases, static_check, table
 from .findings import release_problems
@@ -139,9 +139,7 @@ class Matrix:
             if (folder / f"{release.name}.json").exists()
         ]
         (folder / TABLE).write_text(table.render(documents, self.carriers))
-        files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != "MANIFEST.sha256")
-        sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
-        (folder / "MANIFEST.sha256").write_text("".join(sums))
+        write_manifest(folder)
         say(f"written: {folder / TABLE}")
         if folder == EVIDENCE:
             text = COMPATIBILITY.read_text()

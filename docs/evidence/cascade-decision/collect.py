@@ -9,7 +9,6 @@ With --measured, files that `cascade calibrate --out PROFILE --cells CELLS` wrot
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
@@ -23,6 +22,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "src")]
 
 import analysis  # noqa: E402
 
+from vllm_ascend_split_batch.cascade.acceptance.folder import write_manifest  # noqa: E402
 from vllm_ascend_split_batch.cascade.cost_model import CostModel  # noqa: E402
 from vllm_ascend_split_batch.cascade.profiles import SCHEMA, Key, Profile, document, load  # noqa: E402
 
@@ -246,9 +246,7 @@ def main() -> None:
         profile = next(p for p in load(EMULATED) if (p.key.tier, p.key.mode) == ("wheel", "eager"))
         plots.emulated(profile, analysis.emulated_quality(profile, cells_of_profile(profile))[0], HERE)
     write_readme(tables(published, results, document_))
-    files = sorted(p for p in HERE.iterdir() if p.is_file() and p.name != "MANIFEST.sha256")
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in files]
-    (HERE / "MANIFEST.sha256").write_text("\n".join(lines) + "\n")
+    write_manifest(HERE)
 
 
 if __name__ == "__main__":

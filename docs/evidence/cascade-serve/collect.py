@@ -8,7 +8,6 @@ Without a file the benchmark runs. README.md's tables, the figure and MANIFEST.s
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import shutil
 import subprocess
@@ -18,6 +17,12 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools.hosts.table import replace_between  # noqa: E402
+
+from vllm_ascend_split_batch.cascade.acceptance.folder import write_manifest  # noqa: E402
+
 SERVE, STEP_COST = HERE / "serve.json", HERE / "step-cost.json"
 
 
@@ -33,12 +38,10 @@ def main() -> None:
     page = HERE / "README.md"
     text = page.read_text()
     for mode, result in serve["modes"].items():
-        text = between(text, mode, serve_table(result))
-    page.write_text(between(text, "cost", cost_table(cost)))
+        text = replace_between(text, mode, serve_table(result))
+    page.write_text(replace_between(text, "cost", cost_table(cost)))
     plot(serve)
-    files = sorted(path for path in HERE.iterdir() if path.is_file() and path.name != "MANIFEST.sha256")
-    sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
-    (HERE / "MANIFEST.sha256").write_text("".join(sums))
+    write_manifest(HERE)
 
 
 def obtain(target: Path, given: Path | None, program: str) -> None:
@@ -50,7 +53,7 @@ def obtain(target: Path, given: Path | None, program: str) -> None:
     subprocess.run([sys.executable, str(ROOT / "benchmarks" / program), "--out", str(target)], check=False)
 
 
-def serve_table(result: dict[str, Any]) -> str:
+def serve_table(result: dict[str, Any]) -> list[str]:
     """One mode's cells."""
     names = "requests", "shared", "stock tok/s", "cascade tok/s", "speed-up", "noise (A/A)", "two-stage steps"
     names += "launches a layer", "KV bytes / least", "added copies, waits"
@@ -64,21 +67,14 @@ def serve_table(result: dict[str, Any]) -> str:
         cells += [f"{one['kv_bytes_over_least']:.3f}", added]
         rows.append(f"| {' | '.join(map(str, cells))} |")
     missed = "; ".join(result["missed"])
-    return "\n".join(rows) + f"\n\nBars missed: {missed or 'none'}."
+    return [*rows, "", f"Bars missed: {missed or 'none'}."]
 
 
-def cost_table(document: dict[str, Any]) -> str:
+def cost_table(document: dict[str, Any]) -> list[str]:
     """Host time of a step, by mode and layers."""
     rows = ["| mode | layers | us a step |", "|---|---|---|"]
     rows += [f"| {one['mode']} | {one['layers']} | {one['per_step_us']:.0f} |" for one in document["cells"]]
-    return "\n".join(rows) + f"\n\nBar: {document['bar_us']:g} us, in every row."
-
-
-def between(text: str, name: str, new: str) -> str:
-    """Replace what stands between two markers."""
-    begin, end = f"<!-- {name} -->\n", "<!-- end -->"
-    head, rest = text.split(begin, 1)
-    return head + begin + new + "\n" + rest[rest.index(end) :]
+    return [*rows, "", f"Bar: {document['bar_us']:g} us, in every row."]
 
 
 def plot(serve: dict[str, Any]) -> None:

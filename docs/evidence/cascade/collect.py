@@ -5,13 +5,14 @@ make evidence
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import platform
 import subprocess
 import sys
 from pathlib import Path
+
+from vllm_ascend_split_batch.cascade.acceptance.folder import write_manifest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -42,10 +43,8 @@ def main() -> None:
         "python": platform.python_version()
     }
     (HERE / "versions.json").write_text(json.dumps(versions, indent=1, sort_keys=True) + "\n")
-    files = sorted(path for path in HERE.iterdir() if path.is_file() and path.name != "MANIFEST.sha256")
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in files]
-    (HERE / "MANIFEST.sha256").write_text("\n".join(lines) + "\n")
-    print(f"rewrote {len(lines)} files in {HERE.relative_to(ROOT)}; check with: sha256sum -c MANIFEST.sha256")
+    write_manifest(HERE)
+    print(f"rewrote {HERE.relative_to(ROOT)}; check with: sha256sum -c MANIFEST.sha256")
 
 
 if __name__ == "__main__":

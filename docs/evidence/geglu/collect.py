@@ -5,7 +5,6 @@ python docs/evidence/geglu/collect.py
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -23,6 +22,7 @@ from split_batch_kernels import geglu, row_launch  # noqa: E402
 from tests.kernels.test_kernels_geglu import UPS, pairs, textbook, units  # noqa: E402
 from tools.svg_plot import Axis, Series, lines  # noqa: E402
 from vllm_ascend_split_batch.activation.exact_geglu import exact_geglu  # noqa: E402
+from vllm_ascend_split_batch.cascade.acceptance.folder import write_manifest  # noqa: E402
 
 
 def tanh_form(gate_up: torch.Tensor) -> torch.Tensor:
@@ -90,9 +90,7 @@ def main() -> None:
     document = {"versions": versions | {"python": platform.python_version()}, "forms": results}
     (HERE / "accuracy.json").write_text(json.dumps(document, indent=1) + "\n")
     (HERE / "relative-error.svg").write_text(plot())
-    files = sorted(path for path in HERE.iterdir() if path.is_file() and path.name != "MANIFEST.sha256")
-    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in files]
-    (HERE / "MANIFEST.sha256").write_text("\n".join(sums) + "\n")
+    write_manifest(HERE)
     for name, found in results.items():
         worst = max(one["largest_distance"] for one in found.values())
         print(f"{name:30s} largest distance {worst} units of bfloat16")

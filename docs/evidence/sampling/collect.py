@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 import platform
@@ -28,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from split_batch_kernels import row_launch, sampling  # noqa: E402
 from tests.kernels.sampling_cases import LARGE, SMALL, Case, compare, draw  # noqa: E402
 from tools.svg_plot import Axis, Series, rows_of_dots  # noqa: E402
+from vllm_ascend_split_batch.cascade.acceptance.folder import write_manifest  # noqa: E402
 
 BATCH = 20_000
 #: Draws of a large vocabulary that the kernel makes, too.
@@ -117,14 +117,7 @@ def write(results: list[dict]) -> None:
     (HERE / "statistics.json").write_text(json.dumps(document, indent=1) + "\n")
     for name, text in plots(results).items():
         (HERE / name).write_text(text)
-    write_checksums()
-
-
-def write_checksums() -> None:
-    """MANIFEST.sha256 of the folder's files."""
-    files = sorted(path for path in HERE.iterdir() if path.is_file() and path.name != "MANIFEST.sha256")
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in files]
-    (HERE / "MANIFEST.sha256").write_text("\n".join(lines) + "\n")
+    write_manifest(HERE)
 
 
 if __name__ == "__main__":

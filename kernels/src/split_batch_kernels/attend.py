@@ -35,29 +35,23 @@ def attend(
     q = q.to(torch.float32) * scale
 
     pages_per_chunk = max(1, CHUNK_ELEMENTS // (kv_heads * rows * group * page))
-    running_max: Tensor | None = None
-    total = accumulated = q  # replaced by the first chunk
+    running_max = q.new_full((kv_heads, rows * group, 1), -math.inf)
+    total = q.new_zeros((kv_heads, rows * group, 1))
+    accumulated = q.new_zeros((kv_heads, rows * group, head_size))
     for first in range(0, ids.shape[0], pages_per_chunk):
         chunk = ids[first : first + pages_per_chunk]
         begin = max(skip - first * page, 0)
         end = min(chunk.shape[0] * page, skip + keys - first * page)
         k, v = (_widened(cache, chunk, begin, end) for cache in (key, value))
         scores = torch.bmm(q, k.transpose(1, 2))
-        new_max = scores.amax(dim=-1, keepdim=True)
-        if running_max is not None:
-            new_max = torch.maximum(running_max, new_max)
+        new_max = torch.maximum(running_max, scores.amax(dim=-1, keepdim=True))
         # A row whose scores are all -inf so far keeps total 0: subtracting 0 instead of -inf avoids inf - inf.
         shift = torch.where(torch.isneginf(new_max), torch.zeros_like(new_max), new_max)
+        rescale = torch.exp(running_max - shift)
         weights = scores.sub_(shift).exp_()
-        sums = weights.sum(dim=-1, keepdim=True)
-        if running_max is None:  # the first chunk, and of most calls the only one
-            total, accumulated = sums, torch.bmm(weights, v)
-        else:
-            rescale = torch.exp(running_max - shift)
-            total = total.mul_(rescale).add_(sums)
-            accumulated = accumulated.mul_(rescale).baddbmm_(weights, v)
+        total = total.mul_(rescale).add_(weights.sum(dim=-1, keepdim=True))
+        accumulated = accumulated.mul_(rescale).baddbmm_(weights, v)
         running_max = new_max
-    assert running_max is not None, "keys > 0 make a chunk"
     normalised = accumulated.div_(total)
     out.copy_(normalised.view(kv_heads, rows, group, head_size).permute(1, 0, 2, 3).reshape(rows, heads, head_size))
     row_lse = running_max + torch.log(total)

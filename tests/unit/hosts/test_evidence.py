@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
@@ -28,14 +27,6 @@ def test_every_release_has_every_part() -> None:
     assert {document["release"]: list(document["parts"]) for document in documents()} == {
         release.name: ["static", "live", "proofs", "host_model"] for release in releases.known()
     }
-
-
-def test_the_files_are_those_of_the_manifest() -> None:
-    listed = dict(line.split("  ")[::-1] for line in (EVIDENCE / "MANIFEST.sha256").read_text().splitlines())
-    found = {path.name for path in EVIDENCE.iterdir() if path.is_file()} - {"MANIFEST.sha256"}
-    assert set(listed) == found
-    for name, digest in listed.items():
-        assert hashlib.sha256((EVIDENCE / name).read_bytes()).hexdigest() == digest, name
 
 
 def test_the_tables_say_what_the_records_say() -> None:

@@ -53,18 +53,28 @@ def finish(folder: Path, verdict: str, facts: Mapping[str, Any]) -> None:
 
 def write_manifest(folder: Path) -> None:
     """Checksums of all files of the folder, in the form that sha256sum reads."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in files]
+    lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in sorted(_files(folder))]
     (folder / MANIFEST).write_text("".join(lines))
+
+
+def _files(folder: Path) -> set[str]:
+    """Names of the files that are listed; a program that lies in the folder leaves bytecode behind."""
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != MANIFEST and path.parent.name != "__pycache__"
+    }
 
 
 def check_manifest(folder: Path) -> list[str]:
     """What does not agree with the checksums: missing, changed and further files, in words."""
+    if not (folder / MANIFEST).is_file():
+        return [f"{MANIFEST} is missing"]
     listed: dict[str, str] = {}
     for line in (folder / MANIFEST).read_text().splitlines():
         digest, _, name = line.partition("  ")
         listed[name] = digest
-    present = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST}
+    present = _files(folder)
     problems = [f"{name} is missing" for name in sorted(set(listed) - present)]
     problems += [f"{name} is not listed" for name in sorted(present - set(listed))]
     for name in sorted(present & set(listed)):

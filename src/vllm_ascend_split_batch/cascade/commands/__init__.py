@@ -1,5 +1,4 @@
-"""The command group ``cascade``: a file per subcommand. Run as ``python -m vllm_ascend_split_batch.cascade.commands``.
-"""
+"""The command group ``cascade``: a file per subcommand; ``python -m vllm_ascend_split_batch.cascade.commands``."""
 
 from __future__ import annotations
 

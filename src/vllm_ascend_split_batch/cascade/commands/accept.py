@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kv-cache-gib", type=float, metavar="N", help="KV cache; default: what the host takes")
     parser.add_argument(
-        "--most-noise", type=float, metavar="SHARE", help="what calibrate may find on a machine that is not idle"
+        "--most-noise", type=float, metavar="SHARE", help="calibrate's option, for a machine that is not idle"
     )
     parser.add_argument("--quick", action="store_true", help="small batches, short prefixes: does it run at all")
     parser.add_argument("--fingerprint", default="", help="of a kernel library you built and tested yourself")

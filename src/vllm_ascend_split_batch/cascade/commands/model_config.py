@@ -10,7 +10,9 @@ from typing import Any
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape
 from vllm_ascend_split_batch.command_group import CommandError
 
-_BYTES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
+#: The type in which vLLM's `dtype=auto` runs weights of each type on an Ascend device: float32 is narrowed.
+_RUNS_AS = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "bfloat16", "float": "bfloat16"}
+_ELEMENT_BYTES = 2
 
 
 def read_shape(folder: str, *, tensor_parallel: int = 1) -> AttentionShape:
@@ -31,23 +33,23 @@ def read_shape(folder: str, *, tensor_parallel: int = 1) -> AttentionShape:
             if heads % kv_heads
             else f"--tensor-parallel {tensor_parallel}: {heads} query heads cannot be divided by it"
         )
-    dtype = _dtype(path, config)
+    _dtype(path, config)
     return AttentionShape(
         query_heads=heads // tensor_parallel,
         kv_heads=max(1, kv_heads // tensor_parallel),
         head_size=size,
-        element_bytes=_BYTES[dtype],
+        element_bytes=_ELEMENT_BYTES,
         layers=_count(config, "num_hidden_layers", path),
     )
 
 
 def read_dtype(folder: str) -> str:
-    """The element type of the model in `folder`, "bfloat16", "float16" or "float32".
+    """The element type in which an engine runs the model in `folder`, "bfloat16" or "float16".
 
     Raises:
         CommandError: as `read_shape`.
     """
-    return {"half": "float16", "float": "float32"}.get(dtype := _dtype(*_read(folder)), dtype)
+    return _dtype(*_read(folder))
 
 
 def read_positions(folder: str) -> int:
@@ -62,9 +64,9 @@ def read_positions(folder: str) -> int:
 
 def _dtype(path: Path, config: Mapping[str, Any]) -> str:
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    if dtype not in _BYTES:
-        raise CommandError(f"{path}: dtype is {dtype!r}, known: {', '.join(_BYTES)}")
-    return str(dtype)
+    if dtype not in _RUNS_AS:
+        raise CommandError(f"{path}: dtype is {dtype!r}, known: {', '.join(_RUNS_AS)}")
+    return _RUNS_AS[dtype]
 
 
 def _read(folder: str) -> tuple[Path, Mapping[str, Any]]:

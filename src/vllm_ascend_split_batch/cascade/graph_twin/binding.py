@@ -173,14 +173,14 @@ class GraphTwins:
 
     def _say_captured(self, state: RunnerTwins) -> None:
         if not state.twins:
-            return self._without_twins("no size could be captured")
+            self._without_twins("no size could be captured")
+            return
         self._guard.count("twins_captured", len(state.twins))
         self._log.info(
             "cascade-graph: %d twins captured (%s requests)",
             len(state.twins),
             ", ".join(str(twin.rows) for twin in state.twins.values()),
         )
-        return None
 
     def _without_twins(self, reason: str) -> None:
         self._guard.decline("no_twins_captured")

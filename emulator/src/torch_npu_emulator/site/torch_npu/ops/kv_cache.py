@@ -28,12 +28,9 @@ def _write(op: str, source: torch.Tensor, cache: torch.Tensor, slots: torch.Tens
     slots = slots.long().contiguous()
     if slots.numel() and int(slots.max()) >= blocks * block_size:
         raise RuntimeError(f"{op}: slot {int(slots.max())} is beyond the cache's {blocks} blocks of {block_size}")
-    if source.stride(-1) == cache.stride(-1) == 1:
-        torch.ops.npu_emulator.write_rows(source, cache, slots)
-        return
-    kept = slots >= 0
-    slots, source = slots[kept], source[kept]
-    cache[slots // block_size, slots % block_size] = source
+    if cache.stride(-1) != 1:
+        raise RuntimeError(f"{op}: the channels of the cache must lie side by side, their stride is {cache.stride(-1)}")
+    torch.ops.npu_emulator.write_rows(source.contiguous(), cache, slots)
 
 
 @emulates("npu_scatter_pa_kv_cache", meta=lambda *args, **kwargs: None)

@@ -19,18 +19,27 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, epsilon: float) -> tuple[torc
     dims = gamma.dim()
     if dims == 0 or x.shape[x.dim() - dims :] != gamma.shape:
         raise RuntimeError(f"rms_norm: gamma {tuple(gamma.shape)} must be the last dimensions of x {tuple(x.shape)}")
-    if _fits_the_backend(x, gamma):
-        y, rstd = torch.empty_like(x), x.new_empty([*x.shape[: x.dim() - dims], *[1] * dims], dtype=torch.float32)
-        torch.ops.npu_emulator.rms_norm(x, None, gamma, epsilon, y, rstd, None)
+    if _compiled_takes(x, gamma):
+        y, rstd, _ = _compiled(x, None, gamma, epsilon)
         return y, rstd
     wide = x.float()
     rstd = torch.rsqrt(wide.square().mean(tuple(range(-dims, 0)), keepdim=True).add_(epsilon))
     return (wide * rstd).mul_(gamma.float()).to(x.dtype), rstd
 
 
-def _fits_the_backend(x: torch.Tensor, gamma: torch.Tensor) -> bool:
+def _compiled_takes(x: torch.Tensor, gamma: torch.Tensor) -> bool:
     """Whether the compiled form takes the tensors; torch's own operators take all."""
     return bool(x.is_contiguous() and gamma.is_contiguous() and x.dtype == gamma.dtype) and x.dtype in COMPILED
+
+
+def _compiled(
+    x: torch.Tensor, added: torch.Tensor | None, gamma: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The norm of ``x + added``, its rstd, and that sum (x itself where nothing is added)."""
+    y, total = torch.empty_like(x), x if added is None else torch.empty_like(x)
+    rstd = _meta_rms_norm(x, gamma)[1]
+    torch.ops.npu_emulator.rms_norm(x, added, gamma, epsilon, y, rstd, None if added is None else total)
+    return y, rstd, total
 
 
 def _meta_rms_norm(
@@ -60,12 +69,8 @@ def add_rms_norm(
         raise RuntimeError(
             f"add_rms_norm: x1 {tuple(x1.shape)} {x1.dtype} and x2 {tuple(x2.shape)} {x2.dtype} must be alike"
         )
-    dims = gamma.dim()
-    if x1.shape[x1.dim() - dims :] == gamma.shape and x2.is_contiguous() and _fits_the_backend(x1, gamma):
-        y, x = torch.empty_like(x1), torch.empty_like(x1)
-        rstd = x1.new_empty([*x1.shape[: x1.dim() - dims], *[1] * dims], dtype=torch.float32)
-        torch.ops.npu_emulator.rms_norm(x1, x2, gamma, epsilon, y, rstd, x)
-        return y, rstd, x
+    if x1.shape[x1.dim() - gamma.dim() :] == gamma.shape and x2.is_contiguous() and _compiled_takes(x1, gamma):
+        return _compiled(x1, x2, gamma, epsilon)
     x = x1 + x2
     y, rstd = rms_norm(x, gamma, epsilon)
     return y, rstd, x
