@@ -217,20 +217,17 @@ def test_the_implementation_passes_what_the_mutants_fail(dense):
 
 
 MUTANTS = {
-    "all rows: level shifted": ("levels - highest)", "levels - highest + torch.tensor([[0.0], [0.01]]))"),
-    "all rows: base 2": ("torch.exp(levels", "torch.exp2(levels"),
-    "all rows: not normalised": ("mixed.div_(total.unsqueeze(-1))", "mixed"),
-    "all rows: partials exchanged": ("first * weights[0].unsqueeze(-1)).add_(second * weights[1]",
-                                     "second * weights[0].unsqueeze(-1)).add_(first * weights[1]"),
-    "all rows: taken though one is empty": ("(weights > 0).all()", "(weights > 0).any()"),
-    "second weight shifted": ("torch.exp(l2 - shift)", "torch.exp(l2 - shift + 0.01)"),
-    "base 2": ("w1, w2 = torch.exp(l1 - shift), torch.exp(l2 - shift)",
-               "w1, w2 = torch.exp2(l1 - shift), torch.exp2(l2 - shift)"),
-    "not normalised": (" / total.unsqueeze(-1)", ""),
-    "partials exchanged": ("first * w1.unsqueeze(-1) + second * w2", "second * w1.unsqueeze(-1) + first * w2"),
-    "always the mix": ("torch.where(use1 & use2, mixed, single)", "mixed"),
-    "infinity is a value": ("l2 = torch.where(torch.isfinite(lse2), ", "l2 = torch.where(~torch.isneginf(lse2), "),
-    "replicas as rows": ("lse2.reshape(-1, stride2)[:, 0]", "lse2.reshape(-1)[: o2.numel() // head_size]"),
+    "level shifted": ("torch.softmax(levels,", "torch.softmax(levels + torch.tensor([[0.0], [0.01]]),"),
+    "base 2": ("torch.softmax(levels,", "torch.softmax(levels * 0.6931472,"),
+    "plain average": ("torch.softmax(levels, 0)", "torch.softmax(levels, 0).fill_(0.5)"),
+    "not normalised": ("torch.softmax(levels, 0)", "(levels - levels.amax(0)).exp_()"),
+    "partials exchanged": ("(first * weights[0]).add_(second * weights[1])",
+                           "(second * weights[0]).add_(first * weights[1])"),
+    "mixed though one is empty": ("bool(used.all())", "bool(used.any())"),
+    "always the mix": ("torch.where(used.all(0), mixed, single)", "mixed"),
+    "infinity is a value": ("posinf=-math.inf", "posinf=math.inf"),
+    "NaN is a value": ("nan=-math.inf", "nan=0.0"),
+    "replicas as rows": ("lse2.view(-1, stride2)[:, 0]", "lse2.view(-1)[: o2.numel() // head_size]"),
 }
 
 

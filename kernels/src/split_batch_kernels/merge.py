@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,8 @@ from .checks import check_merge, merge_dtype
 def merge_partials(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> tuple[Tensor, Tensor]:
     """Combine two attention partials over disjoint keys, row by row, in float32.
 
-    With ``w_i = exp(lse_i - max(lse_1, lse_2))``: ``out = (w_1 o_1 + w_2 o_2) / (w_1 + w_2)`` and
-    ``lse = max(lse_1, lse_2) + ln(w_1 + w_2)``, which is the softmax over all keys of both partials.
+    With ``w = softmax(lse_1, lse_2)``: ``out = w_1 o_1 + w_2 o_2`` and ``lse = ln(exp(lse_1) + exp(lse_2))``, which is
+    attention over all keys of both partials.
 
     The function is total. A partial whose log-sum-exp is not finite (NaN or an infinity of either sign) saw no key:
     its output is not used at all, so that whatever an unwritten buffer holds cannot reach the result. Both empty:
@@ -26,27 +28,26 @@ def merge_partials(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> tuple[
     Returns:
         ``out`` ``(rows, D)`` and ``lse`` ``(rows,)``, both float32.
     """
-    first, second = o1.to(torch.float32), o2.to(torch.float32)
+    levels = _levels(lse1, lse2)
+    return _merge(o1, o2, levels), torch.logsumexp(levels, 0)
+
+
+def _levels(lse1: Tensor, lse2: Tensor) -> Tensor:
+    """Both log-sum-exps as ``(2, rows)``, float32, ``-inf`` wherever a partial is empty."""
     levels = torch.stack((lse1, lse2)).to(torch.float32)
-    highest = levels.amax(0)
-    weights = torch.exp(levels - highest)
-    if bool((weights > 0).all()):  # nothing empty, infinite or NaN: no row needs a selection
-        mixed = (first * weights[0].unsqueeze(-1)).add_(second * weights[1].unsqueeze(-1))
-        total = weights[0] + weights[1]
-        return mixed.div_(total.unsqueeze(-1)), highest.add_(total.log_())
-    empty = lse1.new_full((), -torch.inf, dtype=torch.float32)
-    l1 = torch.where(torch.isfinite(lse1), lse1.to(torch.float32), empty)
-    l2 = torch.where(torch.isfinite(lse2), lse2.to(torch.float32), empty)
-    peak = torch.maximum(l1, l2)
-    shift = torch.where(torch.isneginf(peak), torch.zeros_like(peak), peak)
-    w1, w2 = torch.exp(l1 - shift), torch.exp(l2 - shift)
-    total = w1 + w2
-    use1, use2 = (w1 > 0).unsqueeze(-1), (w2 > 0).unsqueeze(-1)
-    mixed = (first * w1.unsqueeze(-1) + second * w2.unsqueeze(-1)) / total.unsqueeze(-1)
+    return torch.nan_to_num(levels, nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+
+
+def _merge(o1: Tensor, o2: Tensor, levels: Tensor) -> Tensor:
+    first, second = o1.to(torch.float32), o2.to(torch.float32)
+    weights = torch.softmax(levels, 0).unsqueeze(-1)  # NaN where both are empty
+    mixed = (first * weights[0]).add_(second * weights[1])
+    used = weights > 0
+    if bool(used.all()):
+        return mixed
     # Select, not multiply: zero weight times NaN would be NaN, and -0.0 + 0.0 would lose the sign.
-    single = torch.where(use1, first, torch.where(use2, second, torch.zeros_like(second)))
-    out = torch.where(use1 & use2, mixed, single)
-    return out, torch.where(total > 0, shift + torch.log(total), empty)
+    single = torch.where(used[0], first, torch.where(used[1], second, torch.zeros_like(second)))
+    return torch.where(used.all(0), mixed, single)
 
 
 def lse_merge(o1: Tensor, o2: Tensor, lse1: Tensor, lse2: Tensor, out_code: int = 0) -> Tensor:
@@ -68,12 +69,8 @@ def lse_merge(o1: Tensor, o2: Tensor, lse1: Tensor, lse2: Tensor, out_code: int 
     """
     stride1, stride2 = check_merge(o1, o2, lse1, lse2, out_code)
     head_size = o1.shape[-1]
-    merged, _ = merge_partials(
-        o1.view(-1, head_size),
-        lse1.reshape(-1, stride1)[:, 0],
-        o2.view(-1, head_size),
-        lse2.reshape(-1, stride2)[:, 0],
-    )
+    levels = _levels(lse1.view(-1, stride1)[:, 0], lse2.view(-1, stride2)[:, 0])
+    merged = _merge(o1.view(-1, head_size), o2.view(-1, head_size), levels)
     return merged.view(o1.shape).to(merge_dtype(o1, out_code))
 
 

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include <array>
 #include <atomic>
 #include <cmath>
 
@@ -13,6 +14,12 @@ namespace {
 
 // A share of the keys that one thread takes at a time is not made smaller than this.
 constexpr int64_t kMinShare = 2 * kChunk;
+
+// Rows of a tile from which on its arithmetic takes longer than memory does.
+constexpr int64_t kFetchingRows = 32;
+
+// Bytes that stay in a core's second-level cache.
+constexpr int64_t kStays = 1 << 20;
 
 // Multiplications below which a second thread costs more than it does.
 constexpr int64_t kSmallWork = 1 << 20;
@@ -25,7 +32,7 @@ struct Task {
 
 // Tasks that share rows and have split the keys among themselves.
 struct Merge {
-  size_t first_task, tasks;
+  size_t first_task, tasks, step;
 };
 
 template <typename T>
@@ -37,17 +44,24 @@ class Attention {
   void run() {
     plan();
     std::atomic<size_t> next{0};
-    int64_t max_rows = 0, work = 0;
+    int64_t max_rows = 0, max_keys = 0, work = 0;
     for (const auto& task : tasks_) {
+      max_keys = std::max(max_keys, task.key_end - task.key_begin);
       max_rows = std::max(max_rows, task.queries * group_);
       work += (task.key_end - task.key_begin) * task.queries * group_ * (p_.head_size + p_.value_size);
     }
     const auto threads = work < kSmallWork ? std::min<size_t>(1, tasks_.size())
                                            : std::min<size_t>(at::get_num_threads(), tasks_.size());
+    // The heads of a key lie side by side: what one of them reads brings the others close, for as long as it stays.
+    const auto heads = static_cast<size_t>(p_.kv_heads);
+    const int64_t bytes = max_keys * p_.kv_heads * (p_.head_size + p_.value_size) * static_cast<int64_t>(sizeof(T));
+    const size_t unit = bytes <= kStays && threads > 0 && tasks_.size() / heads % threads == 0 ? heads : 1;
     at::parallel_for(0, static_cast<int64_t>(threads), 1, [&](int64_t begin, int64_t end) {
       Tile<T> tile(max_rows, p_.head_size, p_.value_size);
       for (int64_t thread = begin; thread < end; ++thread) {
-        for (size_t i = next++; i < tasks_.size(); i = next++) compute(tasks_[i], tile);
+        for (size_t i = next.fetch_add(unit); i < tasks_.size(); i = next.fetch_add(unit)) {
+          for (size_t j = i; j < std::min(i + unit, tasks_.size()); ++j) compute(tasks_[j], tile);
+        }
       }
       tile.release();
     });
@@ -68,27 +82,26 @@ class Attention {
     int64_t partial_rows = 0;
     for (size_t i = 0; i < p_.sequences.size(); ++i) {
       const auto& s = p_.sequences[i];
-      for (int64_t head = 0; head < p_.kv_heads; ++head) {
-        for (int64_t q = 0; q < s.query_length; q += tile_queries) {
-          Task task{static_cast<int64_t>(i), head, q, std::min(tile_queries, s.query_length - q), 0, s.kv_length};
-          clip_keys(s, task);
-          const int64_t keys = task.key_end - task.key_begin;
-          const int64_t shares = std::clamp<int64_t>(keys / kMinShare, 1, wanted);
-          if (shares == 1) {
-            tasks_.push_back(task);
-            continue;
+      for (int64_t q = 0; q < s.query_length; q += tile_queries) {
+        Task task{static_cast<int64_t>(i), 0, q, std::min(tile_queries, s.query_length - q), 0, s.kv_length};
+        clip_keys(s, task);
+        const int64_t keys = task.key_end - task.key_begin;
+        const int64_t shares = std::clamp<int64_t>(keys / kMinShare, 1, wanted);
+        const int64_t share = shares == 1 ? keys : (keys / shares + kChunk - 1) / kChunk * kChunk;
+        const size_t first = tasks_.size();
+        for (int64_t begin = task.key_begin, end; begin == task.key_begin || begin < task.key_end; begin = end) {
+          end = std::min(begin + share, task.key_end);
+          for (int64_t head = 0; head < p_.kv_heads; ++head) {
+            tasks_.push_back({task.sequence, head, q, task.queries, begin, end});
+            if (shares == 1) continue;
+            tasks_.back().partial = partial_rows;
+            partial_rows += task.queries * group_;
           }
-          const int64_t share = (keys / shares + kChunk - 1) / kChunk * kChunk;
-          merges_.push_back({tasks_.size(), 0});
-          for (int64_t begin = task.key_begin; begin < task.key_end; begin += share) {
-            Task part = task;
-            part.key_begin = begin;
-            part.key_end = std::min(begin + share, task.key_end);
-            part.partial = partial_rows;
-            partial_rows += part.queries * group_;
-            tasks_.push_back(part);
-            ++merges_.back().tasks;
-          }
+          if (share == 0) break;
+        }
+        if (shares == 1) continue;
+        for (int64_t head = 0; head < p_.kv_heads; ++head) {
+          merges_.push_back({first + head, (tasks_.size() - first) / p_.kv_heads, static_cast<size_t>(p_.kv_heads)});
         }
       }
     }
@@ -134,6 +147,28 @@ class Attention {
     }
   }
 
+  // Where the rows of a chunk's keys or values lie.
+  struct Rows {
+    std::array<const T*, kChunk> at;
+    int64_t count = 0;
+  };
+  void locate(const Sequence& s, int64_t begin, int64_t end, const Strides& strides, const T* base, int64_t head,
+              Rows& rows) const {
+    rows.count = end - begin;
+    for_runs(s, begin, end, strides, base, head, [&](const T* first, int64_t key, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) rows.at[key - begin + i] = first + i * strides.row;
+    });
+  }
+  static void fetch(const Rows& rows, int64_t begin, int64_t end, int64_t channels) {
+    for (int64_t i = begin; i < std::min(end, rows.count); ++i) {
+      const auto* bytes = reinterpret_cast<const char*>(rows.at[i]);
+      for (int64_t line = 0; line < channels * static_cast<int64_t>(sizeof(T)); line += 64) {
+        __builtin_prefetch(bytes + line, 0, 2);
+        asm volatile("");  // GCC takes a function that only fetches for one without effect, and drops its calls
+      }
+    }
+  }
+
   void compute(const Task& task, Tile<T>& tile) {
     const auto& s = p_.sequences[task.sequence];
     const int64_t rows = task.queries * group_;
@@ -145,6 +180,11 @@ class Attention {
       }
     }
     tile.start(rows);
+    // Values of this chunk and keys of the next one are fetched while weights are computed, a share for each row. Few
+    // rows are done before memory could answer.
+    const bool fetches = rows >= kFetchingRows;
+    const int64_t share = (kChunk + rows - 1) / std::max<int64_t>(1, rows);
+    Rows values, next_keys;
     for (int64_t begin = task.key_begin; begin < task.key_end; begin += kChunk) {
       const int64_t end = std::min(begin + kChunk, task.key_end);
       for_runs(s, begin, end, p_.key, key_, task.kv_head, [&](const T* key, int64_t first, int64_t count) {
@@ -152,7 +192,16 @@ class Attention {
       });
       tile.finish_keys(end - begin);
       hide(s, task, tile, begin, end);
-      tile.soften(end - begin, p_.scale);
+      if (fetches) {
+        const int64_t next = std::min(end + kChunk, task.key_end);
+        locate(s, begin, end, p_.value, value_, task.kv_head, values);
+        locate(s, end, next, p_.key, key_, task.kv_head, next_keys);
+      }
+      tile.soften(end - begin, p_.scale, [&](int64_t row) {
+        if (!fetches) return;
+        fetch(values, row * share, (row + 1) * share, p_.value_size);
+        fetch(next_keys, row * share, (row + 1) * share, p_.head_size);
+      });
       for_runs(s, begin, end, p_.value, value_, task.kv_head, [&](const T* value, int64_t first, int64_t count) {
         tile.multiply_values(value, p_.value.row, first - begin, count);
       });
@@ -198,10 +247,10 @@ class Attention {
       float maximum = kMinusInfinity, denominator = 0.0f;
       std::fill(sums.begin(), sums.end(), 0.0f);
       for (size_t i = 0; i < group.tasks; ++i) {
-        maximum = std::max(maximum, partial_maxima_[tasks_[group.first_task + i].partial + row]);
+        maximum = std::max(maximum, partial_maxima_[tasks_[group.first_task + i * group.step].partial + row]);
       }
       for (size_t i = 0; i < group.tasks && maximum != kMinusInfinity; ++i) {
-        const int64_t at = tasks_[group.first_task + i].partial + row;
+        const int64_t at = tasks_[group.first_task + i * group.step].partial + row;
         const float weight = exp_nonpositive(partial_maxima_[at] - maximum);
         denominator += weight * partial_denominators_[at];
         const float* part = partial_sums_.data() + at * p_.value_size;

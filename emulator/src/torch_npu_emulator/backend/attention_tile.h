@@ -7,13 +7,11 @@
 #include <ATen/ops/mm_cpu_dispatch.h>
 
 #include <algorithm>
-#include <bit>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <vector>
 
 #include "attention.h"
+#include "scratch.h"
+#include "vectors.h"
 
 namespace npu_emulator {
 
@@ -21,95 +19,6 @@ constexpr int64_t kChunk = 256;     // keys per step
 constexpr int64_t kMaxRows = 256;    // query rows per tile
 constexpr int64_t kSlimRows = 16;   // up to here, with a matrix unit, keys are multiplied as they lie, not transposed
 constexpr int64_t kFewRows = 8;     // up to here, without a matrix unit, row-by-row arithmetic beats a product
-
-inline float widen(float x) { return x; }
-inline float widen(at::BFloat16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.x) << 16); }
-inline float widen(at::Half x) { return static_cast<float>(x); }
-
-// Vectors as wide as the widest registers; GCC cuts them where a machine has narrower ones.
-constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
-typedef int32_t Ints __attribute__((vector_size(kLanes * sizeof(int32_t))));
-typedef uint32_t Lanes __attribute__((vector_size(kLanes * sizeof(uint32_t))));
-
-inline Floats load(const float* from) {
-  Floats x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
-}
-inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
-
-// The bits of the nearest bfloat16, ties to even, of finite numbers. A plain loop: GCC narrows vectors better by itself.
-inline void narrow(const float* from, uint16_t* to, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    const auto bits = std::bit_cast<uint32_t>(from[i]);
-    to[i] = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-  }
-}
-
-// exp(x) for x <= 0, relative error below 2e-7, 0 below -87: range reduction by powers of two and a polynomial.
-inline Floats exp_nonpositive(Floats x) {
-  constexpr float kLog2E = 1.44269504088896341f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
-  constexpr float kRound = 12582912.0f;  // adding and subtracting it rounds to the nearest integer
-  const auto small = x < -87.0f;
-  const Floats clamped = small ? Floats{} - 87.0f : x;
-  const Floats n = (clamped * kLog2E + kRound) - kRound;
-  const Floats r = (clamped - n * kLn2High) - n * kLn2Low;
-  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
-  return small ? Floats{} : p * std::bit_cast<Floats>(power);
-}
-inline float exp_nonpositive(float x) { return exp_nonpositive(Floats{} + x)[0]; }
-
-// Memory that a thread keeps for its next call: fresh pages would cost more than small calls compute.
-class Scratch {
- public:
-  // Gives `count` elements, not initialised. All that was given before stays valid until restart().
-  template <typename Element>
-  Element* take(int64_t count) {
-    const auto bytes = (static_cast<size_t>(count) * sizeof(Element) + 63) / 64 * 64;
-    if (used_ + bytes > blocks_.back().size) grow(bytes);
-    auto* result = reinterpret_cast<Element*>(blocks_.back().data.get() + used_);
-    used_ += bytes;
-    return result;
-  }
-
-  // One block of the size that was needed last time replaces the blocks that it grew by.
-  void restart() {
-    if (blocks_.size() > 1) {
-      size_t total = 0;
-      for (const auto& block : blocks_) total += block.size;
-      blocks_.clear();
-      blocks_.push_back(make(total));
-    }
-    used_ = 0;
-  }
-
-  Scratch() { blocks_.push_back(make(size_t{1} << 16)); }
-
- private:
-  struct Block {
-    std::unique_ptr<char, decltype(&std::free)> data;
-    size_t size;
-  };
-  static Block make(size_t size) {
-    auto* data = static_cast<char*>(std::aligned_alloc(64, size));
-    TORCH_CHECK(data != nullptr, "out of host memory");
-    return {{data, &std::free}, size};
-  }
-  void grow(size_t bytes) {
-    blocks_.push_back(make(std::max(bytes, 2 * blocks_.back().size)));
-    used_ = 0;
-  }
-  std::vector<Block> blocks_;
-  size_t used_ = 0;
-};
 
 // The working memory of one thread, and the operations on it.
 template <typename T>
@@ -189,43 +98,50 @@ class Tile {
     }
   }
 
-  // The online softmax of a chunk: logits become weights, sums and denominators are brought to the new maxima.
-  void soften(int64_t count, float scale) {
+  // Logits [rows, count] become weights, and what was summed before is scaled to them. `ahead(row)` is called before
+  // each row: arithmetic is what memory can be fetched behind.
+  template <typename Ahead>
+  void soften(int64_t count, float scale, const Ahead& ahead) {
     const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
     for (int64_t m = 0; m < rows_; ++m) {
+      ahead(m);
       float* row = logits + m * kChunk;
+      T* weights = packed() ? weights_ + m * kChunk : nullptr;
       std::fill(row + count, row + padded, kMinusInfinity);
-      Floats largest = Floats{} + kMinusInfinity;
+      Floats top = Floats{} + kMinusInfinity;
       for (int64_t n = 0; n < padded; n += kLanes) {
         const Floats x = load(row + n);
-        largest = x > largest ? x : largest;
+        top = x > top ? x : top;
       }
-      float top = largest[0];
-      for (int lane = 1; lane < kLanes; ++lane) top = std::max(top, largest[lane]);
-      const float maximum = std::max(maxima[m], top * scale);
+      const float maximum = std::max(maxima[m], largest(top) * scale);
       if (maximum == kMinusInfinity) {
         if (packed()) {
-          std::fill_n(weights_ + m * kChunk, padded, T(0));
+          std::fill_n(weights, padded, T(0));
         } else {
           std::fill_n(row, padded, 0.0f);
         }
         continue;
       }
+      const float unit = scale * kLog2E, level = maximum * kLog2E;
       Floats total{};
       for (int64_t n = 0; n < padded; n += kLanes) {
-        const Floats weight = exp_nonpositive(load(row + n) * scale - maximum);
+        const Floats weight = exp2_nonpositive(load(row + n) * unit - level);
         total += weight;
+        if constexpr (std::is_same_v<T, at::BFloat16>) {
+          if (packed()) {
+            narrow(weight, weights + n);
+            continue;
+          }
+        }
         store(row + n, weight);
       }
-      if (packed()) narrow(row, reinterpret_cast<uint16_t*>(weights_ + m * kChunk), padded);
       const float shrink = exp_nonpositive(maxima[m] - maximum);
-      denominators[m] *= shrink;
-      for (int lane = 0; lane < kLanes; ++lane) denominators[m] += total[lane];
+      denominators[m] = denominators[m] * shrink + sum(total);
       maxima[m] = maximum;
       if (shrink != 1.0f) {
-        float* sum = sums + m * value_size_;
+        float* part = sums + m * value_size_;
 #pragma omp simd
-        for (int64_t d = 0; d < value_size_; ++d) sum[d] *= shrink;
+        for (int64_t d = 0; d < value_size_; ++d) part[d] *= shrink;
       }
     }
   }
@@ -343,7 +259,7 @@ class Tile {
     int64_t n = 0;
     for (; n + kLanes <= count; n += kLanes) {
       for (int64_t d = 0; d + kLanes <= pairs; d += kLanes) {
-        transpose(key + n * row_stride + 2 * d, row_stride, packed + d * kChunk + n);
+        transpose_pairs(key + n * row_stride + 2 * d, row_stride, packed + d * kChunk + n);
       }
       copy_pairs(key, row_stride, packed, n, n + kLanes, pairs / kLanes * kLanes, pairs);
     }
@@ -359,30 +275,12 @@ class Tile {
     }
   }
 
-  // A square of pairs: packed[d][n] = key[n][d], by exchanging ever smaller blocks across the diagonal.
-  static void transpose(const T* key, int64_t row_stride, uint32_t* packed) {
+  // A square of pairs: packed[d][n] = key[n][d].
+  static void transpose_pairs(const T* key, int64_t row_stride, uint32_t* packed) {
     Lanes rows[kLanes];
     for (int n = 0; n < kLanes; ++n) std::memcpy(&rows[n], key + n * row_stride, sizeof(Lanes));
-    exchange<8>(rows);
-    exchange<4>(rows);
-    exchange<2>(rows);
-    exchange<1>(rows);
+    transpose(rows);
     for (int d = 0; d < kLanes; ++d) std::memcpy(packed + d * kChunk, &rows[d], sizeof(Lanes));
-  }
-
-  template <int kBlock>
-  static void exchange(Lanes* rows) {
-    Lanes upper{}, lower{};
-    for (int i = 0; i < kLanes; ++i) {
-      upper[i] = (i & kBlock) ? kLanes + i - kBlock : i;
-      lower[i] = (i & kBlock) ? kLanes + i : i + kBlock;
-    }
-    for (int i = 0; i < kLanes; ++i) {
-      if (i & kBlock) continue;
-      const Lanes a = rows[i], b = rows[i + kBlock];
-      rows[i] = __builtin_shuffle(a, b, upper);
-      rows[i + kBlock] = __builtin_shuffle(a, b, lower);
-    }
   }
 
   // values_[n / 2][d][n % 2] = value[n][d]: pairs of keys.

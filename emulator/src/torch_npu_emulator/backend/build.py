@@ -26,7 +26,7 @@ import platformdirs
 
 # Files of one unit are compiled together: most of a compilation is reading torch's headers.
 UNITS = {
-    "attention": ("attention.cpp", "row_operators.cpp"),
+    "attention": ("attention.cpp", "linear.cpp", "row_operators.cpp"),
     "device": ("npu_backend.cpp", "fallback.cpp"),
     "graphs": (
         "memory_block.cpp",

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <vector>
 
-#include "attention_tile.h"
+#include "rows.h"
 
 namespace npu_emulator {
 namespace {
@@ -36,29 +36,6 @@ void with_type(at::ScalarType type, const Body& body) {
     case at::kBFloat16: return body(at::BFloat16{});
     case at::kHalf: return body(at::Half{});
     default: TORCH_CHECK(false, "npu_emulator: row operators take float32, bfloat16 and float16, not ", type);
-  }
-}
-
-// Rows are widened into float buffers, computed there, and narrowed: loops that compilers turn into vectors.
-template <typename T>
-void widen_row(const T* from, float* to, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) to[i] = widen(from[i]);
-}
-
-template <typename T>
-void narrow_row(const float* from, T* to, int64_t count) {
-  if constexpr (std::is_same_v<T, at::BFloat16>) {
-    auto* bits_to = reinterpret_cast<uint16_t*>(to);
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      const auto bits = std::bit_cast<uint32_t>(from[i]);
-      const auto nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-      bits_to[i] = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : nearest);  // NaN stays NaN
-    }
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(from[i]);
   }
 }
 

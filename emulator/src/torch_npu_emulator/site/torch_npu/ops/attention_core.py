@@ -62,6 +62,7 @@ class Call:
     # Worked out once for calls that are repeated.
     flat_sequences: list[int] | None = None
     counted_tokens: tuple[int, int] | None = None
+    counted_rows: int | None = None
 
     def without_tensors(self) -> Call:
         """What can be kept for a later call with tensors of the same shapes."""
@@ -70,6 +71,7 @@ class Call:
         kept.lse = kept.block_table = None
         kept.flat_sequences = self.flatten()
         kept.counted_tokens = self.kv_tokens()
+        kept.counted_rows = self.query_rows()
         return kept
 
     def flatten(self) -> list[int]:
@@ -81,6 +83,10 @@ class Call:
             for s in self.sequences
             for number in (s.query_batch, s.query_begin, s.query_length, s.kv_batch, s.kv_begin, s.kv_length)
         ]
+
+    def query_rows(self) -> int:
+        """How many query rows belong to a sequence."""
+        return sum(s.query_length for s in self.sequences) if self.counted_rows is None else self.counted_rows
 
     @property
     def masked(self) -> bool:
@@ -143,7 +149,7 @@ def run(call: Call) -> None:
         oplog.write(
             f"npu::{call.op}",
             layout=call.layout,
-            query_rows=sum(s.query_length for s in call.sequences),
+            query_rows=call.query_rows(),
             query_lengths=[s.query_length for s in call.sequences],
             kv_lengths=[s.kv_length for s in call.sequences],
             masked=call.masked,

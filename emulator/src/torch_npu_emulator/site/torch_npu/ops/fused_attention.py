@@ -37,11 +37,6 @@ def _lse_shape(layout: str, queries: torch.Tensor) -> list[int]:
     return [rows, heads, 1] if layout == "TND" else [batch, heads, rows, 1]
 
 
-def _covers_all_rows(call: Call) -> bool:
-    """Whether every query row belongs to a sequence, so that it will be written."""
-    return sum(s.query_length for s in call.sequences) == int(call.query.shape[0] * call.query.shape[1])
-
-
 def _attention(op: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **arguments: Any) -> Any:
     with_lse = arguments["with_lse"]
     call = arguments_of.prepare(op, query, key, value, **arguments)
@@ -82,7 +77,7 @@ def _checked_out(
 
 
 def _compute(call: Call, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-    if not _covers_all_rows(call):
+    if call.query_rows() != call.query.shape[0] * call.query.shape[1]:
         # Rows behind a sequence's end belong to nothing: zeros, and the mark of invalid rows.
         out.zero_()
         if lse is not None:
