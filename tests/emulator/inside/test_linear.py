@@ -16,7 +16,7 @@ def rand(*shape, seed=0, dtype=torch.bfloat16):
 
 def close(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
     exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
-    assert got.device.type == "npu" and got.dtype == x.dtype and got.is_contiguous()
+    assert (got.device.type, got.dtype, got.is_contiguous()) == ("npu", x.dtype, True)
     # Sums are made in float32, of terms whose size is that of the largest results, and rounded once.
     torch.testing.assert_close(got.cpu().double(), exact, rtol=2**-8, atol=1e-5 * max(1, x.shape[1]) ** 0.5)
 
@@ -47,7 +47,8 @@ def test_what_is_not_finite_stays_in_its_row():
     x, weight = rand(6, 64), rand(80, 64, seed=1)
     x[1, 5], x[2, 7] = torch.nan, torch.inf
     got = linear(x.npu(), weight.npu()).cpu()
-    assert got[1].isnan().all() and not got[2].isfinite().any()
+    assert got[1].isnan().all()
+    assert not got[2].isfinite().any()
     close(linear(x.npu(), weight.npu())[3:], x[3:], weight)
 
 
@@ -62,7 +63,7 @@ def test_scaled_sums(factors):
 @pytest.mark.parametrize("bias", [None, 96])
 def test_shapes_that_do_not_fit_are_refused(bias):
     given = None if bias is None else rand(bias).npu()
-    with pytest.raises(RuntimeError, match="cannot be multiplied|must match|expand"):
+    with pytest.raises(RuntimeError, match=r"cannot be multiplied|must match|expand"):
         linear(rand(5, 64).npu(), rand(96, 66).npu(), given)
 
 

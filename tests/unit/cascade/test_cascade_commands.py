@@ -175,6 +175,13 @@ def test_shapes_of_models(model):
     assert read_dtype(str(model)) == "float16"
 
 
+@pytest.mark.parametrize("checkpoint", ["float32", "float", "bfloat16"])
+def test_a_float32_checkpoint_counts_as_what_the_engine_runs_it_in(model, checkpoint):
+    (model / "config.json").write_text(json.dumps({**CONFIG, "torch_dtype": checkpoint}))
+    assert read_dtype(str(model)) == "bfloat16"
+    assert read_shape(str(model)).element_bytes == 2
+
+
 def test_every_subcommand_is_a_file_with_its_help(capsys):
     folder = Path(calibrate.__file__).parent
     assert all((folder / f"{name}.py").is_file() for name in SUBCOMMANDS)
