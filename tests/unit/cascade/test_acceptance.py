@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
+import json
 import math
 
 import pytest
@@ -10,7 +12,8 @@ import pytest
 from vllm_ascend_split_batch.cascade.acceptance import folder, identity
 from vllm_ascend_split_batch.cascade.acceptance.serving import Cell, Measured, prompts
 from vllm_ascend_split_batch.cascade.acceptance.verdict import judge
-from vllm_ascend_split_batch.cascade.commands import main
+from vllm_ascend_split_batch.cascade.commands import accept, main
+from vllm_ascend_split_batch.command_group import CommandError
 
 CELL = {"cell": {"requests": 32, "prefix": 4096}, "engaged": 40, "speed_up": 1.8, "noise": 0.03, "slower": False}
 GOOD = {
@@ -171,10 +174,35 @@ def test_a_folder_with_something_in_it_is_not_written_to(tmp_path, capsys):
     assert "is there already and not empty" in capsys.readouterr().err
 
 
-def test_prefixes_beyond_the_model_are_refused(tmp_path, capsys):
-    (tmp_path / "config.json").write_text(
-        '{"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 4096}'
-    )
-    with pytest.raises(SystemExit):
-        raise SystemExit(main(["accept", "--model", str(tmp_path)]))
-    assert "do not fit into the 4096 positions of the model" in capsys.readouterr().err
+def options_of(folder, positions, *arguments):
+    config = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": positions}
+    (folder / "config.json").write_text(json.dumps(config))
+    parser = argparse.ArgumentParser()
+    accept.add_arguments(parser)
+    return parser.parse_args(["--model", str(folder), *arguments])
+
+
+@pytest.mark.parametrize(
+    ("positions", "arguments", "cells"),
+    [
+        (16384, (), [(8, 2048), (32, 2048), (32, 8192)]),
+        (8192, (), [(8, 2048), (32, 2048), (32, 7680)]),
+        (1000, (), [(8, 384), (32, 384)]),
+        (8192, ("--quick",), [(4, 256), (8, 512)]),
+        (8192, ("--cells", "4x4096"), [(4, 4096)]),
+    ],
+)
+def test_the_usual_cells_are_no_longer_than_the_model_takes(tmp_path, positions, arguments, cells):
+    assert accept._job(options_of(tmp_path, positions, *arguments))["cells"] == cells
+
+
+@pytest.mark.parametrize(
+    ("positions", "arguments", "said"),
+    [
+        (4096, ("--cells", "8x4096"), "4096 shared tokens and 512 more do not fit into the 4096 positions"),
+        (512, (), "512 positions are too few, 640 is the least that can be tested"),
+    ],
+)
+def test_prefixes_beyond_the_model_are_refused(tmp_path, positions, arguments, said):
+    with pytest.raises(CommandError, match=said):
+        accept._job(options_of(tmp_path, positions, *arguments))

@@ -41,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tier", choices=TIERS, default="wheel", help="kernels; default wheel")
     parser.add_argument("--modes", type=_modes, default=MODES, metavar="M,M", help="eager, graph; default both")
     parser.add_argument(
-        "--cells", type=_cells, metavar="NxP,...", help=f"requests x shared tokens to be timed; default {CELLS}"
+        "--cells",
+        type=_cells,
+        metavar="NxP,...",
+        help=f"requests x shared tokens to be timed; default {CELLS}, or as many tokens as the model takes",
     )
     parser.add_argument("--kv-cache-gib", type=float, metavar="N", help="KV cache; default: what the host takes")
     parser.add_argument(
@@ -151,13 +154,8 @@ class _Kit:
 
 def _job(options: argparse.Namespace) -> dict[str, Any]:
     shape = read_shape(options.model)
-    cells = options.cells or _cells(QUICK_CELLS if options.quick else CELLS)
-    positions = read_positions(options.model)
+    cells = _cells_that_fit(options)
     longest = max(prefix for _, prefix in cells)
-    if longest + ROOM > positions:
-        raise CommandError(
-            f"--cells: {longest} shared tokens and {ROOM} more do not fit into the {positions} positions of the model"
-        )
     requests = max(count for count, _ in cells)
     prefix = min(prefix for _, prefix in cells)
     sizes = sorted({count for count, _ in cells} | {4, 8, requests})
@@ -178,6 +176,26 @@ def _job(options: argparse.Namespace) -> dict[str, Any]:
         "steps": 4 if options.quick else 8,
         "engine_arguments": {},
     }
+
+
+def _cells_that_fit(options: argparse.Namespace) -> list[tuple[int, int]]:
+    """The cells to be timed: the user's own as they are, the usual ones no longer than the model takes."""
+    positions = read_positions(options.model)
+    most = (positions - ROOM) // BLOCK * BLOCK
+    if most < BLOCK:
+        raise CommandError(
+            f"--model {options.model}: {positions} positions are too few, {BLOCK + ROOM} is the least that can be tested"
+        )
+    if options.cells is None:
+        usual = _cells(QUICK_CELLS if options.quick else CELLS)
+        return list(dict.fromkeys((count, min(prefix, most)) for count, prefix in usual))
+    cells: list[tuple[int, int]] = options.cells
+    longest = max(prefix for _, prefix in cells)
+    if longest > most:
+        raise CommandError(
+            f"--cells: {longest} shared tokens and {ROOM} more do not fit into the {positions} positions of the model"
+        )
+    return cells
 
 
 def _environment() -> dict[str, str]:
