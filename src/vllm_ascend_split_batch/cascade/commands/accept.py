@@ -184,7 +184,8 @@ def _cells_that_fit(options: argparse.Namespace) -> list[tuple[int, int]]:
     most = (positions - ROOM) // BLOCK * BLOCK
     if most < BLOCK:
         raise CommandError(
-            f"--model {options.model}: {positions} positions are too few, {BLOCK + ROOM} is the least that can be tested"
+            f"--model {options.model}: {positions} positions are too few, "
+            f"{BLOCK + ROOM} is the least that can be tested"
         )
     if options.cells is None:
         usual = _cells(QUICK_CELLS if options.quick else CELLS)
