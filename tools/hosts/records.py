@@ -23,7 +23,7 @@ INPUTS = {
     "proofs": ("src", "emulator/src", "kernels/src", "tests/emulated", "tests/proofs.py"),
     "host_model": ("src/vllm_ascend_split_batch/host_model", "emulator/src", "tests/host_model"),
 }
-SUFFIXES = {".py", ".json", ".cpp", ".hpp"}
+SUFFIXES = {".py", ".json", ".cpp", ".h"}
 
 
 def digest(paths: Iterable[str], *more: str) -> str:
