@@ -30,9 +30,9 @@ struct Task {
   int64_t partial = -1;  // where the result waits to be merged, in rows; -1: it is final
 };
 
-// Tasks that share rows and have split the keys among themselves.
+// Tasks that share rows and have split the keys among themselves: every kv_heads'th of [first_task, end).
 struct Merge {
-  size_t first_task, tasks, step;
+  size_t first_task, end;
 };
 
 template <typename T>
@@ -89,20 +89,19 @@ class Attention {
         const int64_t shares = std::clamp<int64_t>(keys / kMinShare, 1, wanted);
         const int64_t share = shares == 1 ? keys : (keys / shares + kChunk - 1) / kChunk * kChunk;
         const size_t first = tasks_.size();
-        for (int64_t begin = task.key_begin, end; begin == task.key_begin || begin < task.key_end; begin = end) {
-          end = std::min(begin + share, task.key_end);
+        int64_t begin = task.key_begin;
+        do {  // a tile without keys is a task, too: its rows are written as empty
+          const int64_t end = std::min(begin + share, task.key_end);
           for (int64_t head = 0; head < p_.kv_heads; ++head) {
             tasks_.push_back({task.sequence, head, q, task.queries, begin, end});
             if (shares == 1) continue;
             tasks_.back().partial = partial_rows;
             partial_rows += task.queries * group_;
           }
-          if (share == 0) break;
-        }
+          begin = end;
+        } while (begin < task.key_end);
         if (shares == 1) continue;
-        for (int64_t head = 0; head < p_.kv_heads; ++head) {
-          merges_.push_back({first + head, (tasks_.size() - first) / p_.kv_heads, static_cast<size_t>(p_.kv_heads)});
-        }
+        for (int64_t head = 0; head < p_.kv_heads; ++head) merges_.push_back({first + head, tasks_.size()});
       }
     }
     partial_sums_.resize(partial_rows * p_.value_size);
@@ -246,11 +245,11 @@ class Attention {
     for (int64_t row = 0; row < whole.queries * group_; ++row) {
       float maximum = kMinusInfinity, denominator = 0.0f;
       std::fill(sums.begin(), sums.end(), 0.0f);
-      for (size_t i = 0; i < group.tasks; ++i) {
-        maximum = std::max(maximum, partial_maxima_[tasks_[group.first_task + i * group.step].partial + row]);
+      for (size_t i = group.first_task; i < group.end; i += p_.kv_heads) {
+        maximum = std::max(maximum, partial_maxima_[tasks_[i].partial + row]);
       }
-      for (size_t i = 0; i < group.tasks && maximum != kMinusInfinity; ++i) {
-        const int64_t at = tasks_[group.first_task + i * group.step].partial + row;
+      for (size_t i = group.first_task; i < group.end && maximum != kMinusInfinity; i += p_.kv_heads) {
+        const int64_t at = tasks_[i].partial + row;
         const float weight = exp_nonpositive(partial_maxima_[at] - maximum);
         denominator += weight * partial_denominators_[at];
         const float* part = partial_sums_.data() + at * p_.value_size;
