@@ -55,6 +55,15 @@ def test_no_command():
     assert line == "torch-npu-emulator: no command given: put it after '--', as in: -- vllm serve MODEL --enforce-eager"
 
 
+def test_commands_of_the_same_environment_come_first(tmp_path):
+    """An environment that is not activated is not on the PATH."""
+    (tmp_path / "python").write_text("#!/bin/sh\necho another\n")
+    (tmp_path / "python").chmod(0o755)
+    result = launch("--", "python", "-c", "import sys; print(sys.executable)", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert os.path.dirname(result.stdout.strip()) == os.path.dirname(sys.executable)
+
+
+
 def test_a_command_that_does_not_exist():
     assert one_line(launch("--", "made-up-command"), 127) == "torch-npu-emulator: command not found: made-up-command"
 
@@ -173,6 +182,13 @@ def test_an_unreadable_setting_is_refused_before_the_command_starts(name, value)
     """Every process would refuse it at `import torch`, behind torch's own traceback."""
     with pytest.raises(EmulatorRefused, match=f"{name}.*{value}"):
         refuse_settings({name: value})
+
+
+@pytest.mark.parametrize("name", ["NPU_EMU_COUNTERS", "NPU_EMU_OPLOG"])
+def test_a_place_that_cannot_be_written_to_is_refused(name, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EmulatorRefused, match=f"{name}=.*file/x.*cannot be written to .Not a directory"):
+        refuse_settings({name: str(tmp_path / "file" / "x" / "y")})
 
 
 def test_readable_settings_are_accepted(tmp_path):

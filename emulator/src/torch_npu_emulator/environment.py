@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -108,11 +109,16 @@ def refuse_settings(base: Mapping[str, str]) -> None:
     except module.SettingError as error:
         raise EmulatorRefused(str(error)) from None
     for name, place in (("NPU_EMU_COUNTERS", values.counters_folder), ("NPU_EMU_OPLOG", values.oplog_path)):
-        nearest = Path(place).absolute() if place else None
-        while nearest is not None and not nearest.exists() and nearest != nearest.parent:
-            nearest = nearest.parent
-        if nearest is not None and not os.access(nearest, os.W_OK):
-            raise EmulatorRefused(f"{name}={place}: {nearest} cannot be written to; name a folder of yours")
+        if not place:
+            continue
+        folder = Path(place) if name == "NPU_EMU_COUNTERS" or Path(place).is_dir() else Path(place).absolute().parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()  # what permissions alone do not tell, of root for instance
+        except OSError as error:
+            raise EmulatorRefused(
+                f"{name}={place}: {folder} cannot be written to ({error.strerror}); name a folder of yours"
+            ) from None
 
 
 def _kernels_wanted(base: Mapping[str, str]) -> bool:

@@ -343,3 +343,19 @@ class TestOtherNames:
 
         assert importlib.metadata.version("torch-npu-emulator") == os.environ["TORCH_NPU_EMULATOR"]
         assert torch_npu.emulator is not None
+
+
+@pytest.mark.parametrize("view", ["conj", "conj().imag", "_neg_view"])
+def test_views_that_are_conjugated_or_negated(view):
+    numbers = torch.randn(4, 3, dtype=torch.float32 if view == "_neg_view" else torch.complex64)
+
+    def taken(x):
+        if view == "_neg_view":
+            return torch._neg_view(x)
+        return x.conj().imag if view.endswith("imag") else x.conj()
+
+    assert torch.equal(taken(numbers.npu()).cpu(), taken(numbers))
+    assert torch.equal((taken(numbers.npu()) + 1).cpu(), taken(numbers) + 1)
+    target = torch.zeros_like(taken(numbers)).npu()
+    target.copy_(taken(numbers.npu()))
+    assert torch.equal(target.cpu(), taken(numbers))

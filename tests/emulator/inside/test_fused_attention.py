@@ -221,6 +221,63 @@ def test_large_logits_do_not_overflow():
     tnd([1, 30], [500, 30], 4, 2, 64, torch.float32, 3, scale=10.0, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("factor", [1e4, 1e9, 1e12, 1e16])
+@pytest.mark.parametrize("heads", [(1, 1), (32, 1)], ids=str)
+def test_of_huge_logits_one_key_takes_all(factor, heads):
+    query, key, value = (rand(*shape, dtype=torch.bfloat16, seed=i) for i, shape in enumerate(decode_shapes(*heads, 600)))
+    query *= factor
+    out, _ = decode(query, key, value)
+    expected, _ = attend(query, key[:600], value[:600], 0.125)
+    close(out, expected, torch.bfloat16)
+
+
+NOT_FINITE = {
+    "query": lambda query, key: query[0, :, 3].fill_(math.nan),
+    "one key": lambda query, key: key[-1, :, 3].fill_(math.nan),
+    "all keys": lambda query, key: key.fill_(math.nan),
+    "infinite query": lambda query, key: query[0, :, 3].fill_(math.inf),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("keys", [1, 300, 2000])
+@pytest.mark.parametrize("heads", [(2, 1), (40, 2)], ids=str)
+@pytest.mark.parametrize("planted", NOT_FINITE.values(), ids=NOT_FINITE.keys())
+def test_what_is_not_a_number_shows_in_the_result(planted, heads, keys, dtype):
+    """It must not pass for a row without keys, whose zeros a merge leaves out: memory given up is poisoned with it."""
+    query, key, value = (rand(*shape, dtype=dtype, seed=i) for i, shape in enumerate(decode_shapes(*heads, keys)))
+    planted(query, key[:keys])
+    if planted is NOT_FINITE["infinite query"] and keys == 1:
+        return  # its only logit may be -inf: a key that is not seen
+    out, lse = decode(query, key, value, keys)
+    assert out.isnan().all()
+    assert lse.isnan().all()
+
+
+def decode_shapes(heads, kv_heads, keys):
+    whole = -(-keys // 128) * 128
+    return (1, heads, 64), (whole, kv_heads, 64), (whole, kv_heads, 64)
+
+
+def decode(query, key, value, keys=None):
+    """One query and its keys, in pages of 128; of the last page `keys` may leave some out."""
+    pages, kv_heads = len(key) // 128, key.shape[1]
+    out, lse = torch_npu.npu_fused_infer_attention_score(
+        query.npu(),
+        *(cache.view(pages, 128, -1).npu() for cache in (key, value)),
+        block_table=torch.arange(pages, dtype=torch.int32).unsqueeze(0).npu(),
+        input_layout="TND",
+        block_size=128,
+        actual_seq_lengths=[1],
+        actual_seq_lengths_kv=[600 if keys is None else keys],
+        num_key_value_heads=kv_heads,
+        num_heads=query.shape[1],
+        scale=0.125,
+        softmax_lse_flag=True,
+    )
+    return out.cpu(), lse.cpu()
+
+
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_paged_batch(data):

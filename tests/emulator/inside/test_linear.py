@@ -67,6 +67,13 @@ def test_shapes_that_do_not_fit_are_refused(bias):
         linear(rand(5, 64).npu(), rand(96, 66).npu(), given)
 
 
+def test_the_library_behind_the_products_can_be_switched_off_between_calls(monkeypatch):
+    x, weight = rand(5, 64), rand(96, 64, seed=1)
+    close(linear(x.npu(), weight.npu()), x, weight)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    close(linear(x.npu(), weight.npu()), x, weight)
+
+
 @pytest.mark.parametrize("change", ["weight", "bias", "rows exchanged"])
 def test_a_difference_would_be_noticed(change):
     x, weight, bias = rand(4, 64), rand(96, 64, seed=1), rand(96, seed=2)

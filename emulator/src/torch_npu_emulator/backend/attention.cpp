@@ -208,12 +208,12 @@ class Attention {
     }
     if (task.partial < 0) {
       for (int64_t row = 0; row < rows; ++row) {
-        write(task, row, tile.sums + row * p_.value_size, tile.maxima[row], tile.denominators[row]);
+        write(task, row, tile.sums + row * p_.value_size, tile.maxima[row] * p_.scale, tile.denominators[row]);
       }
       return;
     }
     std::copy_n(tile.sums, rows * p_.value_size, partial_sums_.data() + task.partial * p_.value_size);
-    std::copy_n(tile.maxima, rows, partial_maxima_.data() + task.partial);
+    for (int64_t row = 0; row < rows; ++row) partial_maxima_[task.partial + row] = tile.maxima[row] * p_.scale;
     std::copy_n(tile.denominators, rows, partial_denominators_.data() + task.partial);
   }
 
@@ -248,9 +248,9 @@ class Attention {
       for (size_t i = group.first_task; i < group.end; i += p_.kv_heads) {
         maximum = std::max(maximum, partial_maxima_[tasks_[i].partial + row]);
       }
-      for (size_t i = group.first_task; i < group.end && maximum != kMinusInfinity; i += p_.kv_heads) {
+      for (size_t i = group.first_task; i < group.end; i += p_.kv_heads) {
         const int64_t at = tasks_[i].partial + row;
-        const float weight = exp_nonpositive(partial_maxima_[at] - maximum);
+        const float weight = partial_maxima_[at] == maximum ? 1.0f : exp_nonpositive(partial_maxima_[at] - maximum);
         denominator += weight * partial_denominators_[at];
         const float* part = partial_sums_.data() + at * p_.value_size;
         for (int64_t d = 0; d < p_.value_size; ++d) sums[d] += weight * part[d];
@@ -271,7 +271,7 @@ class Attention {
       denominator = denominator * keep + exp_nonpositive(p_.sink[head] - top);
       maximum = top;
     }
-    const bool seen = denominator > 0.0f;
+    const bool seen = denominator != 0.0f;  // what is not a number was seen, and shows
     const float factor = seen ? keep / denominator : 0.0f;
     for (int64_t d = 0; d < p_.value_size; ++d) out[d] = static_cast<T>(seen ? sums[d] * factor : 0.0f);
     if (lse_ != nullptr) {

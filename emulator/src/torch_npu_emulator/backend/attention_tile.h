@@ -7,6 +7,7 @@
 #include <ATen/ops/mm_cpu_dispatch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "attention.h"
@@ -25,14 +26,17 @@ template <typename T>
 class Tile {
  public:
   Tile(int64_t max_rows, int64_t head_size, int64_t value_size)
-      : head_size_(head_size), value_size_(value_size), slim_(matrix_unit() && max_rows <= kSlimRows) {
+      : head_size_(head_size),
+        value_size_(value_size),
+        matrix_unit_(std::is_same_v<T, at::BFloat16> && at::native::cpublas::could_pack(at::kBFloat16)),
+        slim_(matrix_unit_ && max_rows <= kSlimRows) {
     scratch().restart();
     queries = take<T>(max_rows * head_size);
     logits = take<float>(max_rows * kChunk);
     sums = take<float>(max_rows * value_size);
     maxima = take<float>(max_rows);
     denominators = take<float>(max_rows);
-    if (matrix_unit()) {
+    if (packed()) {
       weights_ = take<T>(max_rows * kChunk);
       values_ = take<T>(kChunk * value_size);
       if (slim_) {
@@ -113,8 +117,9 @@ class Tile {
         const Floats x = load(row + n);
         top = x > top ? x : top;
       }
-      const float maximum = std::max(maxima[m], largest(top) * scale);
-      if (maximum == kMinusInfinity) {
+      const float maximum = std::max(maxima[m], largest(top));
+      if (maximum == kMinusInfinity) {  // nothing is seen yet, or only what is not a number
+        if (std::any_of(row, row + count, [](float x) { return std::isnan(x); })) denominators[m] = std::nanf("");
         if (packed()) {
           std::fill_n(weights, padded, T(0));
         } else {
@@ -122,10 +127,10 @@ class Tile {
         }
         continue;
       }
-      const float unit = scale * kLog2E, level = maximum * kLog2E;
+      const float unit = scale * kLog2E;
       Floats total{};
       for (int64_t n = 0; n < padded; n += kLanes) {
-        const Floats weight = exp2_nonpositive(load(row + n) * unit - level);
+        const Floats weight = exp2_nonpositive((load(row + n) - maximum) * unit);
         total += weight;
         if constexpr (std::is_same_v<T, at::BFloat16>) {
           if (packed()) {
@@ -135,7 +140,7 @@ class Tile {
         }
         store(row + n, weight);
       }
-      const float shrink = exp_nonpositive(maxima[m] - maximum);
+      const float shrink = exp_nonpositive((maxima[m] - maximum) * scale);
       denominators[m] = denominators[m] * shrink + sum(total);
       maxima[m] = maximum;
       if (shrink != 1.0f) {
@@ -187,14 +192,14 @@ class Tile {
   // Matrix units keep a configuration per thread, which has to be given back.
   void release() {
     if constexpr (std::is_same_v<T, at::BFloat16>) {
-      if (matrix_unit()) at::native::cpublas::brgemm_release();
+      if (packed()) at::native::cpublas::brgemm_release();
     }
   }
 
   T* queries;      // [rows, head_size]
   float* logits;   // [rows, kChunk]: logits, then weights
   float* sums;     // [rows, value_size]: sum of weights * values
-  float *maxima, *denominators;  // [rows]
+  float *maxima, *denominators;  // [rows]; maxima of logits without the scale
 
  private:
   static Scratch& scratch() {
@@ -206,13 +211,8 @@ class Tile {
     return scratch().take<Element>(count);
   }
 
-  bool few() const { return rows_ <= kFewRows && !matrix_unit(); }
-  // Whether products of bfloat16 matrices with float32 sums are done in hardware here.
-  static bool matrix_unit() {
-    static const bool yes = std::is_same_v<T, at::BFloat16> && at::native::cpublas::could_pack(at::kBFloat16);
-    return yes;
-  }
-  static bool packed() { return matrix_unit(); }
+  bool few() const { return rows_ <= kFewRows && !matrix_unit_; }
+  bool packed() const { return matrix_unit_; }
   bool slim() const { return slim_; }
 
   // packed_queries_[d / 2][m][d % 2] = queries[m][d], with zero rows behind the last one.
@@ -302,6 +302,7 @@ class Tile {
   }
 
   int64_t head_size_, value_size_, rows_ = 0;
+  bool matrix_unit_;  // products of bfloat16 matrices with float32 sums are done in hardware here
   bool slim_;
   T* weights_ = nullptr;  // [rows, kChunk]
   T *keys_ = nullptr, *values_ = nullptr, *packed_queries_ = nullptr;

@@ -21,11 +21,11 @@ constexpr int64_t kColumns = 16;      // the matrix unit takes rows in sixteens
 
 // `weight` is [K, N], the transpose of a linear layer's [N, K].
 bool fits(const at::Tensor& rows, const at::Tensor& weight) {
-  static const bool matrix_unit = at::native::cpublas::could_pack(at::kBFloat16);
-  return matrix_unit && rows.dim() == 2 && weight.dim() == 2 && rows.scalar_type() == at::kBFloat16 &&
+  return rows.dim() == 2 && weight.dim() == 2 && rows.scalar_type() == at::kBFloat16 &&
          weight.scalar_type() == at::kBFloat16 && rows.size(1) == weight.size(0) && rows.size(0) >= 1 &&
          rows.size(0) <= kMostRows && rows.size(1) >= 2 && rows.size(1) % 2 == 0 && rows.stride(1) == 1 &&
-         weight.size(1) >= kWeightRows && weight.stride(0) == 1 && weight.stride(1) >= weight.size(0);
+         weight.size(1) >= kWeightRows && weight.stride(0) == 1 && weight.stride(1) >= weight.size(0) &&
+         at::native::cpublas::could_pack(at::kBFloat16);
 }
 
 // packed[k / 2][m][k % 2] = rows[m][k], with zeros behind the last row.
