@@ -8,6 +8,7 @@ is dequantised by transformers and written into the user's cache with the tokeni
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -158,4 +159,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

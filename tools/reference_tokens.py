@@ -9,6 +9,7 @@ tiny model, a prompt or the host's line changes; the tests read the committed fi
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -80,4 +81,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

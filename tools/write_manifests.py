@@ -7,6 +7,7 @@ The programs that make the evidence write it themselves.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from vllm_ascend_split_batch.cascade.acceptance.folder import check_manifest, write_manifest
@@ -20,6 +21,7 @@ def folders() -> list[Path]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for folder in folders():
         print(f"{folder.name}: {', '.join(check_manifest(folder)) or 'unchanged'}")
         write_manifest(folder)

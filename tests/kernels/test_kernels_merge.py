@@ -109,6 +109,15 @@ def test_two_empty_partials_are_zero(first, second):
     assert same_bits(torch.ops.npu.lse_merge(garbage, garbage, torch.full((3,), first), torch.full((3,), second)), out)
 
 
+@pytest.mark.parametrize("level", [-0.0, 0.0, -3.0, 80.0])
+@pytest.mark.parametrize("empty", EMPTY)
+def test_with_an_empty_partial_the_log_sum_exp_is_the_other_ones_bit_for_bit(level, empty):
+    o = torch.ones(2, 16)
+    one, none = torch.full((2,), level), torch.full((2,), empty)
+    assert same_bits(merge.merge_partials(o, one, o, none)[1], one)
+    assert same_bits(merge.merge_partials(o, none, o, one)[1], one)
+
+
 any_lse = st.one_of(finite, st.sampled_from(EMPTY), st.floats(width=32))
 
 

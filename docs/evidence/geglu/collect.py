@@ -5,6 +5,7 @@ python docs/evidence/geglu/collect.py
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import math
@@ -97,4 +98,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -29,7 +29,9 @@ def merge_partials(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> tuple[
         ``out`` ``(rows, D)`` and ``lse`` ``(rows,)``, both float32.
     """
     levels = _levels(lse1, lse2)
-    return _merge(o1, o2, levels), torch.logsumexp(levels, 0)
+    highest = levels.amax(0)
+    lse = torch.where(torch.isneginf(levels.amin(0)), highest, torch.logsumexp(levels, 0))  # -0.0 keeps its sign, too
+    return _merge(o1, o2, levels), lse
 
 
 def _levels(lse1: Tensor, lse2: Tensor) -> Tensor:

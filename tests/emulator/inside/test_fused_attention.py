@@ -224,7 +224,8 @@ def test_large_logits_do_not_overflow():
 @pytest.mark.parametrize("factor", [1e4, 1e9, 1e12, 1e16])
 @pytest.mark.parametrize("heads", [(1, 1), (32, 1)], ids=str)
 def test_of_huge_logits_one_key_takes_all(factor, heads):
-    query, key, value = (rand(*shape, dtype=torch.bfloat16, seed=i) for i, shape in enumerate(decode_shapes(*heads, 600)))
+    shapes = enumerate(decode_shapes(*heads, 600))
+    query, key, value = (rand(*shape, dtype=torch.bfloat16, seed=seed) for seed, shape in shapes)
     query *= factor
     out, _ = decode(query, key, value)
     expected, _ = attend(query, key[:600], value[:600], 0.125)
