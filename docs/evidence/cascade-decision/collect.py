@@ -129,11 +129,9 @@ def tables(published: dict[str, Any], results: dict[str, Any], document_: dict[s
         )
     model = CostModel(results["profile"].coefficients, analysis.shape_of(published))
     even = ["| requests | 32 | 48 | 64 | 96 | 128 |", "|---|---|---|---|---|---|"]
-    even.append(
-        "| switched on from | "
-        + " | ".join(str(model.break_even(b, 256 * b, margin=analysis.MARGIN)) for b in (32, 48, 64, 96, 128))
-        + " |"
-    )
+    least = results["profile"].coverage.prefix_tokens.low
+    found = [model.break_even(b, 256 * b, margin=analysis.MARGIN) for b in (32, 48, 64, 96, 128)]
+    even.append("| switched on from | " + " | ".join(str(max(one, least)) for one in found) + " |")
     parts = {"splits": split_lines, "cells": cells, "micro": micro, "even": even}
     if EMULATED.is_file():
         parts["emulated"] = emulated_table()
