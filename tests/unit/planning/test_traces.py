@@ -66,6 +66,9 @@ BAD = [
     ({**LINE, "arrival": "1"}, "arrival is '1', a number of seconds is needed"),
     ({**LINE, "arrival": float("nan")}, "arrival is nan"),
     ({**LINE, "prompt_tokens": 0}, "prompt_tokens is 0, a whole number of at least 1 is needed"),
+    ({**LINE, "output_tokens": -1}, "output_tokens is -1"),
+    ({**LINE, "output_tokens": False}, "output_tokens is False"),
+    ({**LINE, "prompt_tokens": 0, "output_tokens": 0}, "prompt_tokens is 0"),
     ({**LINE, "output_tokens": 2.5}, "output_tokens is 2.5"),
     ({**LINE, "output_tokens": True}, "output_tokens is True"),
     ({**LINE, "priorty": 1}, "unknown field 'priorty'"),
@@ -90,6 +93,14 @@ def test_a_bad_line_is_named(line: object, reason: str, tmp_path: Path) -> None:
     if isinstance(line, dict) and not {"id", "schema"} & line.keys() and line["arrival"] == line["arrival"]:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(line, schema)
+
+
+def test_no_output_is_a_request_that_was_not_served(tmp_path: Path) -> None:
+    line = {**LINE, "output_tokens": 0}
+    trace = read_trace(written(tmp_path, LINE, line), strict=True)
+    assert len(trace.requests) == 1
+    assert [(one.line, one.reason, one.malformed) for one in trace.problems] == [(2, "no tokens were produced", False)]
+    jsonschema.validate(line, json.loads((DOCS / "trace.schema.json").read_text()))
 
 
 def test_another_version_of_the_format_is_refused(tmp_path: Path) -> None:

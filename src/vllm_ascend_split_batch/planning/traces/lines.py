@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_ascend_split_batch.planning.traces.problems import BadLine, Problem
-from vllm_ascend_split_batch.planning.traces.request import TraceRequest, tokens
+from vllm_ascend_split_batch.planning.traces.request import TraceRequest, output_tokens, tokens
 
 #: Lines of a file, numbered from 1, without their ends.
 Lines = Iterable[tuple[int, str]]
@@ -33,8 +33,8 @@ class Assumed:
 
     def output(self, value: Any, name: str) -> int:
         """The same for the output. 0 says that the request was not served."""
-        if value == 0 and not isinstance(value, bool):
-            raise BadLine("no tokens were produced", malformed=False)
+        if value is not None:
+            return output_tokens(value, name)
         return self._length(value, name, self.output_tokens, "--assume-output-tokens")
 
     @staticmethod

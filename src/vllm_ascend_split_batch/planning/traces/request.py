@@ -84,15 +84,11 @@ def request_of(document: Mapping[str, Any], default_id: str) -> TraceRequest:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise BadLine(f"priority is {priority!r}, a whole number is needed")
     most = document.get("max_tokens")
-    return TraceRequest(
-        request_id,
-        seconds(document["arrival"], "arrival"),
-        tokens(document["prompt_tokens"], "prompt_tokens"),
-        tokens(document["output_tokens"], "output_tokens"),
-        job,
-        priority,
-        None if most is None else tokens(most, "max_tokens"),
-    )
+    arrival = seconds(document["arrival"], "arrival")
+    prompt = tokens(document["prompt_tokens"], "prompt_tokens")
+    most = None if most is None else tokens(most, "max_tokens")
+    # Last: a line is well-formed in all else before it tells of a request that was not served.
+    return TraceRequest(request_id, arrival, prompt, output_tokens(document["output_tokens"]), job, priority, most)
 
 
 def tokens(value: Any, name: str) -> int:
@@ -106,6 +102,17 @@ def tokens(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_TOKENS:
         raise BadLine(f"{name} is {value!r}, a whole number of at least 1 is needed")
     return value
+
+
+def output_tokens(value: Any, name: str = "output_tokens") -> int:
+    """Tokens that were produced, at least 1, out of a JSON value.
+
+    Raises:
+        BadLine: it is no number of tokens, or 0 (not malformed: the request was not served).
+    """
+    if value == 0 and not isinstance(value, bool):
+        raise BadLine("no tokens were produced", malformed=False)
+    return tokens(value, name)
 
 
 def seconds(value: Any, name: str) -> float:
