@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vllm_ascend_split_batch.planning.extra import INSTALL_EXTRA
+
 
 class Progress:
     """A bar, or nothing where nobody looks."""
@@ -36,7 +38,7 @@ def progress_bar(total: int, what: str, unit: str, *, quiet: bool = False) -> It
     try:
         from tqdm import tqdm
     except ImportError:
-        print(f"{what} ... (pip install 'vllm-ascend-split-batch[planner]' shows a progress bar)", file=sys.stderr)
+        print(f"{what} ...: a progress bar needs tqdm: {INSTALL_EXTRA}", file=sys.stderr)
         yield Progress()
         return
     with tqdm(total=total, desc=what, unit=f" {unit}", file=sys.stderr, leave=False, mininterval=0.2) as bar:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_ascend_split_batch import __version__
 from vllm_ascend_split_batch.host_model.admission import EngineSettings, HostRelease
 from vllm_ascend_split_batch.host_model.padding import GraphMode, HostSettings
 from vllm_ascend_split_batch.planning.advice import (
@@ -225,12 +226,32 @@ def test_without_matplotlib(
     arguments = ["advise", "--trace", str(trace), "--out", str(tmp_path / "a"), "--max-num-seqs", "6"]
     with pytest.raises(SystemExit):
         main(arguments)
-    assert "plots need matplotlib: pip install 'vllm-ascend-split-batch[planner]'" in capsys.readouterr().err
+    assert (
+        f"plots need matplotlib: pip install 'vllm-ascend-split-batch[planner]=={__version__}' "
+        "(from the checkout: pip install '.[planner]'); or give --no-plots" in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit):
         main([*arguments, "--no-plots", "--ray"])
     assert "--ray needs Ray, which is not installed here: pip install ray" in capsys.readouterr().err
     assert main([*arguments, "--no-plots", "--json", "--workers", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "vllm-ascend-split-batch.advice/1"
+
+
+def test_a_folder_with_something_in_it_is_left_alone(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "advice"
+    out.mkdir()
+    arguments = ["advise", "--trace", str(trace), "--no-plots", "--max-num-seqs", "6", "--workers", "1"]
+    assert main([*arguments, "--out", str(out)]) == 0
+    written = (out / "advice.json").read_bytes()
+    capsys.readouterr()
+    for taken in (out, trace):
+        with pytest.raises(SystemExit) as stopped:
+            main([*arguments, "--max-graphs", "1", "--out", str(taken)])
+        assert stopped.value.code == 2
+        assert f"--out {taken}: is there already and not empty; name a new folder" in capsys.readouterr().err
+    assert (out / "advice.json").read_bytes() == written
 
 
 def test_a_sweep_over_a_local_ray_is_the_same() -> None:

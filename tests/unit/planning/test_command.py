@@ -85,6 +85,7 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytes
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert message in error
+    assert error.startswith("vllm-hust-ext planner")
     assert error.count("\n") == 1
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from vllm_ascend_split_batch import __version__
 from vllm_ascend_split_batch.planning.progress import progress_bar
 
 
@@ -45,5 +46,6 @@ def test_without_tqdm_a_line_says_what_would_draw_it(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert drawn(monkeypatch, Terminal()) == (
-        "simulate ... (pip install 'vllm-ascend-split-batch[planner]' shows a progress bar)\n"
+        f"simulate ...: a progress bar needs tqdm: pip install 'vllm-ascend-split-batch[planner]=={__version__}' "
+        "(from the checkout: pip install '.[planner]')\n"
     )

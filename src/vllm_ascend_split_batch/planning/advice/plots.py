@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_ascend_split_batch.host_model.padding import RuntimeMode
 from vllm_ascend_split_batch.planning.advice.advise import Advice
+from vllm_ascend_split_batch.planning.extra import INSTALL_EXTRA
 from vllm_ascend_split_batch.planning.simulation import Setup, StepGraphs
 from vllm_ascend_split_batch.planning.summary import Summary, mean, percentile
 
@@ -38,9 +39,7 @@ def write_plots(advice: Advice, folder: Path) -> list[Path]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise PlotsUnavailable(
-            "plots need matplotlib: pip install 'vllm-ascend-split-batch[planner]', or give --no-plots"
-        ) from None
+        raise PlotsUnavailable(f"plots need matplotlib: {INSTALL_EXTRA}; or give --no-plots") from None
     written = []
     with rc_context(_STYLE):
         for name, size, draw in (("padding", (11, 7.5), _padding), ("waiting", (13, 5.6), _waiting)):

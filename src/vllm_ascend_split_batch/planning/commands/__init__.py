@@ -8,7 +8,7 @@ from vllm_ascend_split_batch import command_group
 
 #: Modules of this package, in the order of the help text.
 SUBCOMMANDS = ("plan", "simulate", "advise", "record", "generate")
-PROGRAM = "python -m vllm_ascend_split_batch.planning"
+PROGRAM = "vllm-hust-ext planner"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from vllm_ascend_split_batch.command_group import CommandError, positive
 from vllm_ascend_split_batch.planning.commands.engine_options import add_engine_arguments, setup_of
 from vllm_ascend_split_batch.planning.commands.trace_options import add_trace_arguments, trace_of
+from vllm_ascend_split_batch.planning.extra import INSTALL_EXTRA
 
 HELP = "capture sizes, split thresholds and waiting lanes for a trace"
 
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("planner-advice"),
         metavar="DIR",
-        help="plots and advice.json; default %(default)s",
+        help="a new folder for plots and advice.json; default %(default)s",
     )
     parser.add_argument("--no-plots", action="store_true", help="do without matplotlib")
     parser.add_argument("--json", action="store_true", help="print the JSON document instead of the table")
@@ -61,12 +62,9 @@ def run(options: argparse.Namespace) -> int:
         _needs_matplotlib()
     if options.longest_wait_factor < 1:
         raise CommandError(f"--longest-wait-factor {options.longest_wait_factor:g}: at least 1 is needed")
+    _new_folder(options.out)
     trace = trace_of(options)
     setup = setup_of(options, trace.requests)
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"--out {options.out}: {error.strerror}") from None
     spread: AbstractContextManager[Sweep] = (
         over_ray(trace.requests, options.ray) if options.ray else over_processes(trace.requests, options.workers)
     )
@@ -87,10 +85,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _new_folder(out: Path) -> None:
+    """Refused before anything is simulated; an empty one may be left behind."""
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise CommandError(f"--out {out}: is there already and not empty; name a new folder")
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--out {out}: {error.strerror}") from None
+
+
 def _needs_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise CommandError(
-            "plots need matplotlib: pip install 'vllm-ascend-split-batch[planner]', or give --no-plots"
-        ) from None
+        raise CommandError(f"plots need matplotlib: {INSTALL_EXTRA}; or give --no-plots") from None
