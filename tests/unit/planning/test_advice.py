@@ -7,8 +7,11 @@ import doctest
 import json
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +26,7 @@ from vllm_ascend_split_batch.planning.advice import (
     candidates,
     capture_sizes,
     choose,
+    lanes,
     split_advice,
 )
 from vllm_ascend_split_batch.planning.commands import main
@@ -95,6 +99,39 @@ def test_which_lanes_are_chosen() -> None:
     assert choose(now, [starving, better], longest_wait_factor=3).result is starving
     ended, fewer = Result("ended", Setup(), None, "too many jobs"), result("fewer", 0, 0)
     assert choose(now, [ended, fewer, result("nearly", 4, 4, 3.9)], longest_wait_factor=2).result is now
+
+
+def chosen_lanes(module: ModuleType) -> list[tuple[str, str]]:
+    now = result("now", 0.1, 0.4, 2.0)
+    # means 0.2, 0.21 and 0.25; the current one is 0.833, and what is worth a change 0.042
+    shortest, fairest, further = result("a", 0, 0, 0.6), result("b", 0.1, 0.1, 0.43), result("c", 0.25, 0.25, 0.25)
+    few = [module.choose(now, tried, longest_wait_factor=2) for tried in ([shortest, fairest, further], [shortest])]
+    # means 0.94 and 0.93, each worth a change; then 0.95 and 0.96, of which only the first is
+    near = module.choose(result("now", 1, 1), [result("d", 0.94, 0.94), result("e", 0.96, 0.9)], longest_wait_factor=2)
+    hardly = module.choose(result("now", 1, 1), [result("d", 0.9, 1), result("e", 0.96, 0.96)], longest_wait_factor=2)
+    return [(choice.result.name, choice.why) for choice in (*few, near, hardly)]
+
+
+def test_of_about_the_same_mean_wait_the_shortest_longest_wait_is_chosen() -> None:
+    assert chosen_lanes(lanes) == [
+        ("b", "mean wait 0.210 s instead of 0.833 s, the shortest longest wait (0.430 s) of 2 with about this mean"),
+        ("a", "mean wait 0.200 s instead of 0.833 s"),
+        ("d", "mean wait 0.940 s instead of 1.000 s, the shortest longest wait (0.940 s) of 2 with about this mean"),
+        ("d", "mean wait 0.950 s instead of 1.000 s"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("one[0] - best < worth", "one[0] - best <= 0"),
+        ("one[0] - best < worth", "one[0] - best < 9"),
+        ("(one[1], one[0])", "(one[0], one[1])"),
+        ("wait - one[0] >= worth", "wait - one[0] > 0"),
+    ],
+)
+def test_mutants_of_the_choice_are_noticed(mutant: Callable[[ModuleType, str, str], Any], old: str, new: str) -> None:
+    assert chosen_lanes(mutant(lanes, old, new)) != chosen_lanes(lanes)
 
 
 def test_candidates_suit_the_trace_and_the_release() -> None:

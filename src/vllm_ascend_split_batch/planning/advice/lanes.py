@@ -15,7 +15,8 @@ _SHARES = (0.25, 0.5, 0.75, 0.9)
 _STEP = 16
 _AGEING_OF_P95 = (0.5, 1.0, 2.0)
 _SHORTEST_AGEING_MS = 50
-#: A change must be worth at least this share of the mean wait, and this long, to be advised.
+#: A change must be worth at least this share of the mean wait, and this long, to be advised; mean waits that differ by
+#: less are equal.
 _WORTH, _WORTH_SECONDS = 0.05, 0.001
 
 
@@ -55,28 +56,34 @@ class Choice:
 def choose(current: Result, tried: Sequence[Result], *, longest_wait_factor: float) -> Choice:
     """The shortest mean wait among those whose longest wait is at most `longest_wait_factor` times the current one.
 
-    Settings that answer fewer requests are out. The current ones stay unless the gain is worth a change.
+    Of mean waits that differ by less than a change is worth, the one with the shortest longest wait is taken. Settings
+    that answer fewer requests are out. The current ones stay unless the gain is worth a change.
     """
     now = current.summary
     if now is None:
         raise ValueError("the current settings end the engine")
     limit = longest_wait_factor * percentile(now.waits, 1)
     allowed = [
-        (mean(summary.waits), result)
+        (mean(summary.waits), percentile(summary.waits, 1), result)
         for result in tried
         if (summary := result.summary) is not None
         and summary.finished >= now.finished
         and percentile(summary.waits, 1) <= limit
     ]
     wait = mean(now.waits)
-    best, result = min(allowed, key=lambda pair: pair[0], default=(wait, current))
-    if wait - best < max(_WORTH * wait, _WORTH_SECONDS):
+    worth = max(_WORTH * wait, _WORTH_SECONDS)
+    worthy = [one for one in allowed if wait - one[0] >= worth]
+    if not worthy:
         return Choice(current, f"nothing tried shortens the mean wait of {wait:.3f} s by {_WORTH:.0%} or more")
+    best = min(taken for taken, _, _ in worthy)
+    alike = [one for one in worthy if one[0] - best < worth]
+    taken, longest, result = min(alike, key=lambda one: (one[1], one[0]))
+    equal = f", the shortest longest wait ({longest:.3f} s) of {len(alike)} with about this mean" if alike[1:] else ""
     out = len(tried) - len(allowed)
     left = (
         f"; left out, because somebody would wait longer than {limit:.1f} s: {out} of {len(tried)} tried" if out else ""
     )
-    return Choice(result, f"mean wait {best:.3f} s instead of {wait:.3f} s{left}")
+    return Choice(result, f"mean wait {taken:.3f} s instead of {wait:.3f} s{equal}{left}")
 
 
 def _two_digits(value: float) -> str:
