@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import math
+import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
-#: Exit statuses beside a subcommand's own: an error of use, and, as shells say it, the signals SIGINT and SIGPIPE.
-USAGE, INTERRUPTED, NO_READER = 2, 128 + 2, 128 + 13
+#: Exit statuses beside a subcommand's own: an error of use; as shells say it, the signal SIGPIPE.
+USAGE, NO_READER = 2, 128 + 13
+#: Signals that end a subcommand as an interrupt does.
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class CommandError(Exception):
@@ -23,6 +30,14 @@ class CommandError(Exception):
     def __init__(self, message: str, status: int = USAGE) -> None:
         super().__init__(message)
         self.status = status
+
+
+class Ended(KeyboardInterrupt):
+    """A signal that asks this process to end, as an interrupt does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = number
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -49,6 +64,9 @@ def run(
         SystemExit: an error of use or a `CommandError`, with its status; an interrupt; something the system refuses,
             such as output on a full disk (1). Each has been said in one line on standard error.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name the terminal's encoding lacks ends nothing
     parser = OneLineParser(prog=program, description=description)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=OneLineParser)
     for name in subcommands:
@@ -59,7 +77,8 @@ def run(
     options = parser.parse_args(arguments)
     called: OneLineParser = options.parser
     try:
-        status: int = options.run(options)
+        with _signals_interrupt():
+            status: int = options.run(options)
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written shows here, not when the interpreter ends
         return status
@@ -72,8 +91,30 @@ def run(
     except OSError as error:
         sys.stdout = None
         called.exit(1, f"{called.prog}: {error}\n")
-    except KeyboardInterrupt:
-        called.exit(INTERRUPTED, f"{called.prog}: interrupted\n")
+    except KeyboardInterrupt as error:
+        by = error.signal if isinstance(error, Ended) else signal.SIGINT
+        what = "interrupted" if by == signal.SIGINT else f"ended by {signal.Signals(by).name}"
+        called.exit(128 + by, f"{called.prog}: {': '.join([what, *map(str, error.args)])}\n")
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Within, `ENDING` raise `Ended`, the first time; where this thread may, and nobody else wants to have them."""
+
+    def end(number: int, _: Any) -> None:
+        for one in taken:
+            signal.signal(one, signal.SIG_IGN)  # what is being put in order is not interrupted again
+        raise Ended(number)
+
+    main = threading.current_thread() is threading.main_thread()
+    taken = [one for one in ENDING if main and signal.getsignal(one) is signal.SIG_DFL]
+    for one in taken:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one in taken:
+            signal.signal(one, signal.SIG_DFL)
 
 
 def positive(text: str) -> int:
@@ -85,6 +126,21 @@ def positive(text: str) -> int:
     if not 0 < number <= 1 << 40:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return number
+
+
+def number(least: float, most: float) -> Callable[[str], float]:
+    """A number within bounds, both included, as an argument's type; neither infinite nor "not a number"."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to {most:g}")
+        return value
+
+    return read
 
 
 def not_negative(text: str) -> int:

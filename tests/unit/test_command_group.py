@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ BODIES = {
     "mistaken": "raise CommandError('--size 3: too small')",
     "refused": "raise CommandError('the device is busy', 4)",
     "interrupted": "raise KeyboardInterrupt",
+    "ended": "import os; os.kill(os.getpid(), 15)",
     "unread": "raise BrokenPipeError",
     "full": "raise OSError(28, 'No space left on device', 'out.json')",
 }
@@ -48,7 +50,10 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def call(*arguments: str, module: Any = command_group) -> Any:
         return module.run("group_of_tests", tuple(BODIES), arguments, program="prog", description="Things.")
 
+    # What ran before in this process may have taken the signal for itself.
+    taken = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield call
+    signal.signal(signal.SIGTERM, taken)
     for name in [name for name in sys.modules if name.partition(".")[0] == "group_of_tests"]:
         del sys.modules[name]
 
@@ -67,6 +72,7 @@ def outcome(call: Callable[..., int], *arguments: str, module: Any = command_gro
         (["mistaken"], 2, "prog mistaken: --size 3: too small (see prog mistaken --help)\n"),
         (["refused"], 4, "prog refused: the device is busy\n"),
         (["interrupted"], 130, "prog interrupted: interrupted\n"),
+        (["ended"], 143, "prog ended: ended by SIGTERM\n"),
         (["unread"], 141, ""),
         (["full"], 1, "prog full: [Errno 28] No space left on device: 'out.json'\n"),
         ([], 2, "prog: the following arguments are required: COMMAND (see prog --help)\n"),
@@ -94,6 +100,7 @@ def test_the_help_lists_the_subcommands_in_their_order(group, capsys) -> None:
         ("return NO_READER", "return 0", ["unread"]),
         ("except OSError as error", "except ZeroDivisionError as error", ["full"]),
         ("except KeyboardInterrupt", "except ZeroDivisionError", ["interrupted"]),
+        ("called.exit(128 + by,", "called.exit(130,", ["ended"]),
     ],
 )
 def test_mutants_are_noticed(
@@ -148,6 +155,26 @@ def test_a_reader_that_has_gone_and_a_full_disk(module: str, tmp_path: Path, mon
 )
 def test_numbers(read: Callable[[str], Any], text: str, value: Any) -> None:
     assert read(text) == value
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e300", "0", "11", "-1", "one", ""])
+def test_numbers_outside_of_their_bounds(text: str) -> None:
+    read = command_group.number(0.5, 10)
+    assert (read("0.5"), read("10"), read("1e0")) == (0.5, 10, 1)
+    with pytest.raises(command_group.argparse.ArgumentTypeError, match=r"is not a number from 0\.5 to 10"):
+        read(text)
+
+
+def test_a_signal_that_somebody_wants_is_left_to_them(group) -> None:
+    """As under `nohup`, which ignores SIGHUP; the handlers of before are there again in the end."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert outcome(group, "ended") is None
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert outcome(group, "ended") == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(
