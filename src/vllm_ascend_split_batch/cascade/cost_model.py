@@ -24,6 +24,8 @@ from dataclasses import dataclass, fields
 #: Bytes per microsecond in one gigabyte per second, operations per microsecond in one teraflop per second.
 BYTES_PER_US = 1e3
 FLOPS_PER_US = 1e6
+#: Of any figure of a device, far beyond all of them: what is computed from such figures stays finite.
+LARGEST = 1e15
 MIB = float(1 << 20)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from .cost_model import BYTES_PER_US, FLOPS_PER_US, AttentionShape, Coefficients, CostModel
+from .cost_model import BYTES_PER_US, FLOPS_PER_US, LARGEST, AttentionShape, Coefficients, CostModel
 
 
 class FitError(ValueError):
@@ -147,4 +147,5 @@ def quality(cells: Sequence[Cell], coefficients: Coefficients, shape: AttentionS
 
 
 def _rate(inverse: float, unit: float) -> float | None:
-    return 1.0 / (inverse * unit) if inverse > 0 else None
+    """None for a cost too small to be measured: one of nothing, or of more than any profile may hold."""
+    return 1.0 / (inverse * unit) if inverse * unit >= 1 / LARGEST else None

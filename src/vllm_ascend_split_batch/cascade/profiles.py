@@ -9,14 +9,14 @@ unknown or of the wrong kind is an error that names file, field and what to do. 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from .cost_model import AttentionShape, Coefficients
+from .cost_model import LARGEST, AttentionShape, Coefficients
+from .named_files import expanded, read_regular, shown
 
 SCHEMA = "vllm-ascend-split-batch.cascade-profile/1"
 TIERS = ("wheel", "host", "own")
@@ -24,7 +24,8 @@ MODES = ("eager", "graph")
 #: The device key of an emulated NPU, whatever device it emulates: its times are those of the machine below.
 EMULATED_DEVICE = "emulated-npu"
 _DATA = "profile_data"
-_LARGEST_FILE = 1 << 20
+#: Of a rate: its inverse stays finite.
+_SLOWEST = 1e-9
 
 _REMEASURE = "write a new one with `vllm-hust-ext cascade calibrate --out FILE`"
 
@@ -122,13 +123,9 @@ def load(path: str | Path) -> tuple[Profile, ...]:
     Raises:
         ProfileError: the file cannot be read or used.
     """
-    path = Path(path).expanduser()
     try:
-        with path.open("rb") as handle:
-            data = handle.read(_LARGEST_FILE + 1)
-        if len(data) > _LARGEST_FILE:
-            raise ProfileError(f"{path}: larger than {_LARGEST_FILE} bytes, so it is no profile; {_REMEASURE}")
-        text = data.decode("utf-8")
+        path = expanded(path)
+        text = read_regular(path).decode("utf-8")
     except OSError as error:
         cause = error.strerror or error
         raise ProfileError(f"{path}: cannot be read ({cause}); name an existing profile file") from None
@@ -202,7 +199,7 @@ def parse(text: str, *, where: str, origin: str) -> tuple[Profile, ...]:
     top = _Fields(raw, where, "")
     schema = top.take("schema", _text)
     if schema != SCHEMA:
-        raise ProfileError(f"{where}: schema is {schema!r}, this release reads {SCHEMA!r}; {_REMEASURE}")
+        raise ProfileError(f"{where}: schema is {shown(repr(schema))}, this release reads {SCHEMA!r}; {_REMEASURE}")
     entries = top.take("profiles", _list)
     top.done()
     if not entries:
@@ -211,7 +208,7 @@ def parse(text: str, *, where: str, origin: str) -> tuple[Profile, ...]:
     keys = [profile.key for profile in profiles]
     for index, key in enumerate(keys):
         if key in keys[:index]:
-            raise ProfileError(f"{where}: profiles[{index}]: a second profile for {key}; keep one of them")
+            raise ProfileError(f"{where}: profiles[{index}]: a second profile for {shown(str(key))}; keep one of them")
     return profiles
 
 
@@ -269,8 +266,7 @@ class _Fields:
         try:
             return kind(value)
         except _Wrong as error:
-            shown = json.dumps(value)
-            self.fail(name, f"is {shown if len(shown) <= 60 else shown[:60] + '...'}, accepted: {error}")
+            self.fail(name, f"is {shown(json.dumps(value))}, accepted: {error}")
 
     def inside(self, name: str) -> _Fields:
         if name not in self._raw:
@@ -279,7 +275,8 @@ class _Fields:
 
     def done(self) -> None:
         for name in self._raw:
-            raise ProfileError(f"{self._where}: {self._of(name)} is no field of a profile; remove it or {_REMEASURE}")
+            field = self._of(shown(name))
+            raise ProfileError(f"{self._where}: {field} is no field of a profile; remove it or {_REMEASURE}")
 
     def fail(self, name: str, problem: str) -> None:
         raise ProfileError(f"{self._where}: {self._of(name)} {problem}; correct it or {_REMEASURE}")
@@ -315,10 +312,10 @@ def _one_of(words: tuple[str, ...]) -> Callable[[Any], str]:
     return kind
 
 
-def _number(low: float, high: float = math.inf) -> Callable[[Any], float]:
+def _number(low: float, high: float = LARGEST) -> Callable[[Any], float]:
     def kind(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise _Wrong(f"a number from {low:g} to {high:g}" if high < math.inf else f"a number of at least {low:g}")
+            raise _Wrong(f"a number from {low:g} to {high:g}")
         return float(value)
 
     return kind
@@ -327,14 +324,14 @@ def _number(low: float, high: float = math.inf) -> Callable[[Any], float]:
 def _rate(value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise _Wrong("a number above 0, or null")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _SLOWEST <= value <= LARGEST:
+        raise _Wrong(f"a number from {_SLOWEST:g} to {LARGEST:g}, or null")
     return float(value)
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _Wrong("a whole number of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+        raise _Wrong(f"a whole number from 1 to {LARGEST:g}")
     return value
 
 
@@ -351,7 +348,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the name {name!r} occurs twice in one object")
+            raise ValueError(f"the name {shown(repr(name))} occurs twice in one object")
         found[name] = value
     return found
 

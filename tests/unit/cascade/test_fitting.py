@@ -58,6 +58,11 @@ def test_a_cost_of_zero_is_a_rate_of_none():
     assert coefficients.reuse_gb_s is None or coefficients.reuse_gb_s > 1e5
 
 
+def test_a_rate_that_no_profile_may_hold_is_none():
+    assert fitting._rate(1e-17, 1e3) == pytest.approx(1e14)
+    assert fitting._rate(1e-19, 1e3) is None
+
+
 @pytest.mark.parametrize(
     ("name", "of"),
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +13,8 @@ import jsonschema
 import pytest
 
 from vllm_ascend_split_batch.cascade import profiles
+from vllm_ascend_split_batch.cascade.cost_model import AttentionShape
+from vllm_ascend_split_batch.cascade.decision import Facts, State, decide
 from vllm_ascend_split_batch.cascade.profiles import (
     EMULATED_DEVICE,
     Key,
@@ -95,9 +99,14 @@ WRONG = [
     (("profiles", 0, "margin"), True, "profiles[0].margin is true"),
     (("profiles", 0, "lost"), "both", "profiles[0].margin is no field"),
     (("profiles", 1, "lost"), MISSING, "profiles[1].margin is missing"),
-    ((*COEFFICIENT, "read_gb_s"), 0, "profiles[0].coefficients.read_gb_s is 0, accepted: a number above 0, or null"),
+    ((*COEFFICIENT, "read_gb_s"), 0, "profiles[0].coefficients.read_gb_s is 0, accepted: a number from 1e-09"),
     ((*COEFFICIENT, "read_gb_s"), "1", "profiles[0].coefficients.read_gb_s"),
-    ((*COEFFICIENT, "stock_launch_us"), -1, "coefficients.stock_launch_us is -1, accepted: a number of at least 0"),
+    ((*COEFFICIENT, "stock_launch_us"), -1, "coefficients.stock_launch_us is -1, accepted: a number from 0 to 1e+15"),
+    ((*COEFFICIENT, "stock_launch_us"), 10**400, "coefficients.stock_launch_us is 1000"),
+    ((*COEFFICIENT, "read_gb_s"), 10**400, "coefficients.read_gb_s is 1000"),
+    (("profiles", 0, "measured", "head_size"), 10**400, "measured.head_size is 1000"),
+    (("schema",), "x" * 100_000, f"schema is '{'x' * 59}..., this release reads"),
+    (("y" * 100_000,), 1, f"{'y' * 60}... is no field"),
     ((*COEFFICIENT, "stock_launch_us"), None, "coefficients.stock_launch_us is null"),
     ((*COEFFICIENT, "cache_mib"), MISSING, "profiles[0].coefficients.cache_mib is missing"),
     ((*COEFFICIENT, "reed_gb_s"), 1, "profiles[0].coefficients.reed_gb_s is no field"),
@@ -129,6 +138,7 @@ def test_a_wrong_field_is_named(steps, value, problem):
     assert message.startswith("FILE: ")
     assert problem in message
     assert "\n" not in message
+    assert len(message) < 400
 
 
 #: Problems between two fields, and 8.0, which is a whole number to JSON Schema.
@@ -169,6 +179,21 @@ def test_unreadable_files_are_said(tmp_path):
     (tmp_path / "large").write_bytes(b" " * (1 << 20) + b"{}")
     with pytest.raises(ProfileError, match="larger than"):
         load(tmp_path / "large")
+    with pytest.raises(ProfileError, match="no user of that name"):
+        load("~nosuchuser/profile.json")
+
+
+def test_a_pipe_is_no_profile_and_is_not_waited_for(tmp_path):
+    """Opened for reading a pipe would wait for somebody who writes, and an engine with it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ProfileError, match=r"pipe: cannot be read \(it is no regular file\); name an existing"):
+        load(tmp_path / "pipe")
+
+
+def test_a_number_as_large_as_a_profile_may_hold_is_used():
+    largest = changed((*COEFFICIENT, "read_gb_s"), 1e15)
+    (profile, _) = read(largest)
+    assert decide(Facts(64, 8192, 16384, AttentionShape(40, 8, 128, 2, 48)), profile, State()).stock_us < math.inf
 
 
 def test_device_keys():
