@@ -34,7 +34,7 @@ CELLS = [
     "--seconds",
     "0.05",
     "--most-noise",
-    "1e9",
+    "10",
 ]
 
 

@@ -36,7 +36,7 @@ KNOWN_BUILDS = (Build("ca8de2d70fe0504d", "2026.9.26", torch_npu="2.13.0rc1", ca
 
 INSTALL_HINT = (
     'pip install "vllm-ascend-split-batch[kernels]" --find-links with the page of the kernel release (see the README, '
-    '"On a real NPU")'
+    '"Cascade on a real NPU")'
 )
 
 

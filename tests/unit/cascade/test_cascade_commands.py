@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
 from importlib import metadata
@@ -148,7 +150,12 @@ def refused(capsys, arguments: list[str]) -> str:
         (json.dumps({**CONFIG, "num_attention_heads": None}), "num_attention_heads is None, a whole number"),
         (json.dumps({**CONFIG, "num_key_value_heads": 7}), "40 query heads are no multiple of 7 KV heads"),
         (json.dumps({**CONFIG, "torch_dtype": "int8"}), "dtype is 'int8', known: bfloat16"),
+        (json.dumps({**CONFIG, "torch_dtype": ["bfloat16"]}), "dtype is ['bfloat16'], known: bfloat16"),
+        (json.dumps({**CONFIG, "dtype": {"text": "half"}}), "dtype is {'text': 'half'}, known: bfloat16"),
+        (json.dumps({**CONFIG, "torch_dtype": "x" * 100_000}), f"dtype is '{'x' * 59}..., known: bfloat16"),
+        (json.dumps({**CONFIG, "num_hidden_layers": 10**400}), f"num_hidden_layers is 1{'0' * 59}..., a whole number"),
         (json.dumps({**CONFIG, "kv_lora_rank": 512}), "multi-head latent attention"),
+        ("[" * (1 << 20) + "]", "cannot be read (larger than"),
     ],
 )
 def test_unusable_models_are_named(model, capsys, config, problem):
@@ -163,7 +170,54 @@ def test_other_errors_of_use(model, capsys, tmp_path):
     wrong = ("--batch", "2", "--prefix", "128", "--profile", str(tmp_path / "none.json"))
     assert "none.json: cannot be read (No such file" in refused(capsys, explain(model, *wrong))
     assert "3: 40 query heads" in refused(capsys, explain(model, *wrong[:4], "--tensor-parallel", "3"))
+    wide = "--tensor-parallel 20: 8 KV heads cannot be divided by it, nor it by them"
+    assert wide in refused(capsys, explain(model, *wrong[:4], "--tensor-parallel", "20"))
     assert "required: COMMAND" in refused(capsys, [])
+
+
+def test_users_that_are_not_there(model, capsys, monkeypatch):
+    step = ("--batch", "2", "--prefix", "128")
+    problem = "no user of that name has a home folder"
+    nobody = "~nosuchuser/x"
+    assert f"--profile: {nobody}: cannot be read ({problem}" in refused(
+        capsys, explain(model, *step, "--profile", nobody)
+    )
+    assert f"--model {nobody}" in refused(capsys, explain(Path(nobody), *step))
+    for option in ("--out", "--cells"):
+        assert f"{option} {nobody}: cannot be written there ({problem}" in refused(
+            capsys, ["calibrate", option, nobody]
+        )
+    monkeypatch.setenv("VLLM_ASCEND_CASCADE_PROFILE", nobody)
+    assert f"VLLM_ASCEND_CASCADE_PROFILE: {nobody}: " in refused(capsys, explain(model, *step))
+
+
+def test_a_pipe_is_no_configuration(model, capsys):
+    (model / "config.json").unlink()
+    os.mkfifo(model / "config.json")
+    error = refused(capsys, explain(model, "--batch", "2", "--prefix", "128"))
+    assert "config.json cannot be read (it is no regular file); name a folder" in error
+
+
+def test_a_setting_that_cannot_be_read_is_pointed_out(model, capsys, monkeypatch):
+    monkeypatch.setenv("VLLM_ASCEND_CASCADE_MIN_PREFIX", "abc")
+    assert main(explain(model, "--batch", "64", "--prefix", "8192")) == 0
+    printed = capsys.readouterr()
+    assert "VLLM_ASCEND_CASCADE_MIN_PREFIX=8192: 8192 meets it" in printed.out
+    assert printed.err == (
+        "warning: VLLM_ASCEND_CASCADE_MIN_PREFIX is 'abc', accepted: an integer from 1 to 2147483648; the default 8192 "
+        "counts\n"
+    )
+
+
+def test_a_name_the_terminal_cannot_show(model):
+    """In a process of its own: the encoding is that of its standard output."""
+    arguments = explain(model, "--batch", "2", "--prefix", "128", "--device", "Ascend\N{EURO SIGN}")
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_ascend_split_batch.cascade.commands", *arguments],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"device Ascend\u20ac, tier wheel" in done.stdout
 
 
 def test_shapes_of_models(model):
@@ -247,5 +301,49 @@ def test_calibrate_refuses_before_it_measures(capsys, tmp_path):
     assert "cannot be written there" in refused(capsys, ["calibrate", "--out", folder])
     assert "cannot be written there" in refused(capsys, ["calibrate", "--out", str(tmp_path)])
     out = str(tmp_path / "profile.json")
+    (tmp_path / "link").symlink_to(out)
+    assert "name two files" in refused(capsys, ["calibrate", "--out", out, "--cells", f"{tmp_path}/./profile.json"])
+    assert "name two files" in refused(capsys, ["calibrate", "--out", out, "--cells", str(tmp_path / "link")])
+    (tmp_path / "link").unlink()
+    for name, one in (("batches", "4"), ("prefixes", "128"), ("suffixes", "64,64")):
+        error = refused(capsys, ["calibrate", "--out", out, f"--{name}", one])
+        assert f"--{name}: {int(one[:3].rstrip(','))} alone tells nothing" in error
+    for name, wrong in (
+        *(("seconds", text) for text in ("nan", "-1", "0", "inf", "s")),
+        *(("most-noise", text) for text in ("nan", "0", "11", "-inf")),
+    ):
+        assert f"{wrong!r} is not a number from" in refused(capsys, ["calibrate", "--out", out, f"--{name}={wrong}"])
     assert "no usable NPU" in refused(capsys, ["calibrate", "--out", out])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--out", "--cells"])
+def test_what_is_no_regular_file_is_not_replaced(capsys, tmp_path, option):
+    """A pipe stands for devices too: none is ever to be replaced by a file."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        error = refused(capsys, ["calibrate", option, str(tmp_path / name)])
+        assert f"{name}: cannot be written there (what is there is no regular file); name another file" in error
+    # It may come to be there while the device is measured.
+    with pytest.raises(CommandError, match=r"pipe: cannot be written \(what is there is no regular file"):
+        calibrate._write(tmp_path / "pipe", [])
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_a_link_stays_one_and_what_it_names_is_written(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "profile.json")
+    calibrate._write(calibrate._writable("--out", str(tmp_path / "link")), [1])
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "profile.json").read_text()) == [1]
+
+
+def test_an_interrupt_leaves_no_half_written_file(tmp_path, monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibrate.os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate._write(tmp_path / "profile.json", [])
     assert not list(tmp_path.iterdir())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -43,6 +45,12 @@ def ops(monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", torch)
 
     return install
+
+
+def test_the_heading_it_sends_to_is_there():
+    (heading,) = re.findall('README, "([^"]+)"', kernel_wheel.INSTALL_HINT)
+    readme = Path(__file__).resolve().parents[3] / "README.md"
+    assert f"## {heading}" in readme.read_text().splitlines()
 
 
 def test_absent_says_how_to_install():

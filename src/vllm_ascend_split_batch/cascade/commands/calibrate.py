@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import itertools
 import json
 import math
 import os
@@ -14,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ascend_split_batch.cascade.commands.model_config import read_dtype, read_shape
+from vllm_ascend_split_batch.cascade.commands.settings import setting
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, CostModel
 from vllm_ascend_split_batch.cascade.fitting import Cell, FitError, fit
+from vllm_ascend_split_batch.cascade.named_files import expanded
 from vllm_ascend_split_batch.cascade.profiles import (
     EMULATED_DEVICE,
     MODES,
@@ -28,7 +32,7 @@ from vllm_ascend_split_batch.cascade.profiles import (
     device_key,
     document,
 )
-from vllm_ascend_split_batch.command_group import CommandError, positive, positives
+from vllm_ascend_split_batch.command_group import CommandError, number, positive, positives
 
 HELP = "measure this device into a profile file"
 
@@ -42,6 +46,10 @@ MOST_NOISE = 0.25
 #: Mebibytes up to which shared blocks are found again in the device's cache. Ascend 910B: 192. A processor that is
 #: bound by arithmetic has no such limit.
 CACHE_MIB = 192.0
+#: What `--seconds` and `--most-noise` take.
+SECONDS, NOISE = number(1e-3, 3600), number(1e-6, 10)
+#: Exit status where the arms' results differ: not a measurement that failed, but kernels that are wrong.
+WRONG_KERNELS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=positives, default=(4, 8, 16, 32, 64), metavar="N,N,...")
     parser.add_argument("--prefixes", type=positives, default=(512, 1024, 2048, 4096, 8192, 16384), metavar="N,N,...")
     parser.add_argument("--suffixes", type=positives, default=(64, 512), metavar="N,N,...")
-    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="time per cell; default 1")
+    parser.add_argument("--seconds", type=SECONDS, default=1.0, metavar="S", help="time per cell; default 1")
     parser.add_argument(
         "--most-noise",
-        type=float,
+        type=NOISE,
         default=MOST_NOISE,
         metavar="SHARE",
         help=f"write nothing when the host's own path differs from itself by more in half of the cells; {MOST_NOISE}",
@@ -69,16 +77,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, fit, write; exit status 0 with a profile, 1 where the device gave none."""
-    out = _writable(options.out)
-    cells_out = _writable(options.cells) if options.cells else None
+    """Measure, fit, write; exit status 0 with a profile, 1 without, `WRONG_KERNELS` where the arms differ."""
+    out = _writable("--out", options.out)
+    cells_out = _writable("--cells", options.cells) if options.cells else None
+    if out == cells_out:
+        raise CommandError(f"--out, --cells: both are {out}; name two files")
+    batches = list(_cells(options))
     shape, dtype = DEFAULT_SHAPE, DEFAULT_DTYPE
     if options.model:
         shape = read_shape(options.model, tensor_parallel=options.tensor_parallel)
         dtype = read_dtype(options.model)
     torch_npu = _device()
     tier = _kernels(options.tier, shape, dtype)
-    batches = list(_cells(options.batches, options.prefixes, options.suffixes))
     most_blocks, layers = _sizes(batches, shape, options.memory_gib)
     print(f"{len(batches)} cells, {layers} layers, {_shape_text(shape, dtype)}", file=sys.stderr)
     found: list[Profile] = []
@@ -154,7 +164,7 @@ def _measure(
                 file=sys.stderr,
             )
     except ArithmeticError as error:
-        raise CommandError(f"{error}; the kernels of this device are not to be used", 1) from None
+        raise CommandError(f"{error}; the kernels of this device are not to be used", WRONG_KERNELS) from None
     except Exception as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         others = ", ".join(other for other in MODES if other != mode)
@@ -214,11 +224,15 @@ def profile_of(
     )
 
 
-def _cells(batches: Sequence[int], prefixes: Sequence[int], suffixes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    for prefix in prefixes:
+def _cells(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
+    for name in ("batches", "prefixes", "suffixes"):
+        values: tuple[int, ...] = getattr(options, name)
+        if len(values) < 2:
+            raise CommandError(f"--{name}: {values[0]} alone tells nothing of what it costs; name two at least")
+    for prefix in options.prefixes:
         if prefix % 128:
             raise CommandError(f"--prefixes: {prefix} is no multiple of the block size 128")
-    yield from ((batch, prefix, suffix) for batch in batches for prefix in prefixes for suffix in suffixes)
+    yield from itertools.product(options.batches, options.prefixes, options.suffixes)
 
 
 def _blocks(cell: tuple[int, int, int], block: int) -> int:
@@ -250,11 +264,10 @@ def _kernels(name: str, shape: AttentionShape, dtype: str) -> Any:
     from vllm_ascend_split_batch.cascade import self_test, tiers
     from vllm_ascend_split_batch.cascade.measurement import BLOCK
     from vllm_ascend_split_batch.cascade.two_stage import Heads
-    from vllm_ascend_split_batch.cascade_plugin import CASCADE
 
-    gate = next(gate for gate in CASCADE.gates if gate.name == "VLLM_ASCEND_CASCADE_KERNEL_FINGERPRINT")
+    allowed = setting("VLLM_ASCEND_CASCADE_KERNEL_FINGERPRINT")
     try:
-        tier = tiers.make(name, fp32_prefix=False, allowed_fingerprint=gate.read().value)
+        tier = tiers.make(name, fp32_prefix=False, allowed_fingerprint=allowed)
     except tiers.Unavailable as error:
         raise CommandError(str(error), 1) from None
     heads = Heads(shape.query_heads, shape.kv_heads, shape.head_size, 1 / math.sqrt(shape.head_size))
@@ -320,22 +333,40 @@ def _shape_text(shape: AttentionShape, dtype: str) -> str:
     return f"{shape.query_heads} query and {shape.kv_heads} KV heads of {shape.head_size}, {dtype}"
 
 
-def _writable(name: str) -> Path:
-    """The path, once it is known that it can be written, before minutes are spent on measuring."""
-    path = Path(name).expanduser()
+def _writable(option: str, name: str) -> Path:
+    """The file, links followed, once it is known that it can be written, before minutes are spent on measuring."""
+    try:
+        path = expanded(name)
+        _refuse_special(path)
+        path = Path(os.path.realpath(path))
+    except OSError as error:
+        raise CommandError(f"{option} {name}: cannot be written there ({error.strerror}); name another file") from None
     folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise CommandError(f"{path}: cannot be written there; name a file in a folder that exists and is yours")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise CommandError(
+            f"{option} {name}: cannot be written there; name a file in a folder that exists and is yours"
+        )
     return path
 
 
+def _refuse_special(path: Path) -> None:
+    """Raise `OSError` for a pipe, a device, a folder: what is there would be replaced by a file."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EEXIST, "what is there is no regular file", str(path))
+
+
 def _write(path: Path, content: Any) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = None
     try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w") as file:
             file.write(json.dumps(content, indent=2) + "\n")
         os.chmod(temporary, 0o644)
+        _refuse_special(path)
         os.replace(temporary, path)
+        temporary = None
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
         raise CommandError(f"{path}: cannot be written ({error.strerror})", 1) from None
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from vllm_ascend_split_batch.cascade.commands.model_config import read_shape
+from vllm_ascend_split_batch.cascade.commands.settings import setting
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, CostModel
 from vllm_ascend_split_batch.cascade.decision import Decision, Facts, Reason
 from vllm_ascend_split_batch.cascade.prediction import Profiles
@@ -19,11 +20,11 @@ from vllm_ascend_split_batch.cascade.profiles import (
     missing_reason,
     shipped,
 )
-from vllm_ascend_split_batch.cascade_plugin import CASCADE
 from vllm_ascend_split_batch.command_group import CommandError, positive
 
 HELP = "whether a step would run in two stages, and why"
 
+_PROFILE = "VLLM_ASCEND_CASCADE_PROFILE"
 _FLOORS = ("VLLM_ASCEND_CASCADE_MIN_PREFIX", "VLLM_ASCEND_CASCADE_MIN_REQS")
 _LABELS = {
     "launches": "launches",
@@ -60,10 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the decision; exit status 0 whatever it is."""
     shape = read_shape(options.model, tensor_parallel=options.tensor_parallel)
+    choice = options.profile or str(setting(_PROFILE))
     try:
-        profiles = Profiles(options.profile or str(_setting("VLLM_ASCEND_CASCADE_PROFILE")))
+        profiles = Profiles(choice)
     except ProfileError as error:
-        raise CommandError(str(error)) from None
+        raise CommandError(f"{'--profile' if options.profile else _PROFILE}: {error}") from None
     key = Key(options.device or _this_device(profiles), options.tier, "graph" if options.graph else "eager")
     group = profiles.group(key, shape)
     profile = group.profile
@@ -75,11 +77,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(_text(facts, key, profile, decision, floors))
     return 0
-
-
-def _setting(name: str) -> Any:
-    """The value of one of the carrier's variables in this environment."""
-    return next(gate for gate in CASCADE.gates if gate.name == name).read().value
 
 
 def _this_device(profiles: Profiles) -> str:
@@ -99,7 +96,7 @@ def _this_device(profiles: Profiles) -> str:
 
 def _floors(requests: int, prefix: int) -> list[tuple[str, int, int, bool]]:
     """Name, value, the step's figure and whether it is met, of both hard floors as this environment sets them."""
-    values = [(name, int(_setting(name))) for name in _FLOORS]
+    values = [(name, int(setting(name))) for name in _FLOORS]
     return [(name, value, is_, is_ >= value) for (name, value), is_ in zip(values, (prefix, requests), strict=True)]
 
 

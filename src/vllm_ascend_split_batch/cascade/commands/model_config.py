@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape
+from vllm_ascend_split_batch.cascade.named_files import expanded, read_regular, shown
 from vllm_ascend_split_batch.command_group import CommandError
 
 #: The type in which vLLM's `dtype=auto` runs weights of each type on an Ascend device: float32 is narrowed.
 _RUNS_AS = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "bfloat16", "float": "bfloat16"}
 _ELEMENT_BYTES = 2
+#: Of a count in a configuration, far beyond any model.
+_LARGEST = 1 << 40
 
 
 def read_shape(folder: str, *, tensor_parallel: int = 1) -> AttentionShape:
@@ -27,11 +30,13 @@ def read_shape(folder: str, *, tensor_parallel: int = 1) -> AttentionShape:
     heads = _count(config, "num_attention_heads", path)
     kv_heads = _count(config, "num_key_value_heads", path, heads)
     size = _count(config, "head_dim", path, max(1, _count(config, "hidden_size", path, heads) // heads))
-    if heads % kv_heads or heads % tensor_parallel:
+    if heads % kv_heads:
+        raise CommandError(f"--model {folder}: {heads} query heads are no multiple of {kv_heads} KV heads")
+    if heads % tensor_parallel:
+        raise CommandError(f"--tensor-parallel {tensor_parallel}: {heads} query heads cannot be divided by it")
+    if kv_heads % tensor_parallel and tensor_parallel % kv_heads:
         raise CommandError(
-            f"--model {folder}: {heads} query heads are no multiple of {kv_heads} KV heads"
-            if heads % kv_heads
-            else f"--tensor-parallel {tensor_parallel}: {heads} query heads cannot be divided by it"
+            f"--tensor-parallel {tensor_parallel}: {kv_heads} KV heads cannot be divided by it, nor it by them"
         )
     _dtype(path, config)
     return AttentionShape(
@@ -64,16 +69,17 @@ def read_positions(folder: str) -> int:
 
 def _dtype(path: Path, config: Mapping[str, Any]) -> str:
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    if dtype not in _RUNS_AS:
-        raise CommandError(f"{path}: dtype is {dtype!r}, known: {', '.join(_RUNS_AS)}")
+    if not isinstance(dtype, str) or dtype not in _RUNS_AS:
+        raise CommandError(f"{path}: dtype is {shown(repr(dtype))}, known: {', '.join(_RUNS_AS)}")
     return _RUNS_AS[dtype]
 
 
 def _read(folder: str) -> tuple[Path, Mapping[str, Any]]:
     """The path of config.json and its text model's settings."""
-    path = Path(folder).expanduser() / "config.json"
+    path = Path(folder) / "config.json"
     try:
-        config = json.loads(path.read_text("utf-8"))
+        path = expanded(path)
+        config = json.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
         raise CommandError(
             f"--model {folder}: {path} cannot be read ({error.strerror}); name a folder with a model in it"
@@ -90,6 +96,6 @@ def _count(config: Mapping[str, Any], name: str, path: Path, default: int | None
     value = config.get(name)
     if value is None and default is not None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CommandError(f"{path}: {name} is {value!r}, a whole number of at least 1 is needed")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
+        raise CommandError(f"{path}: {name} is {shown(repr(value))}, a whole number of at least 1 is needed")
     return value
