@@ -6,6 +6,13 @@ import argparse
 import copy
 import json
 import math
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +22,10 @@ from vllm_ascend_split_batch.cascade.acceptance.verdict import judge
 from vllm_ascend_split_batch.cascade.commands import accept, main
 from vllm_ascend_split_batch.command_group import CommandError
 
-CELL = {"cell": {"requests": 32, "prefix": 4096}, "engaged": 40, "speed_up": 1.8, "noise": 0.03, "slower": False}
+CELL = {
+    "cell": {"requests": 32, "prefix": 4096}, "engaged": 40, "reasons": {}, "speed_up": 1.8, "noise": 0.03,
+    "slower": False,
+}  # fmt: skip
 GOOD = {
     "kernels": {"tier": "wheel", "kernels": "kernel wheel ok", "problem": None},
     "identity-eager": {
@@ -45,7 +55,7 @@ SPOILT = {
     "nothing compared": (("identity-eager", "steps_two_stage"), 0, "texts, eager: no step ran with cascade"),
     "no twin": (("identity-graph", "twins_replayed"), 0, "no graph twin was replayed"),
     "failures": (("identity-eager", "failures"), {"ValueError at x.py:3": 2}, "ValueError at x.py:3 (2)"),
-    "a step died": (("calibration",), {"error": "the device failed"}, "calibration: the device failed"),
+    "arms differ": (("calibration",), {"problem": "the arms differ"}, "calibration: the arms differ"),
     "slower": (("serving-eager", "cells"), [CELL | {"speed_up": 0.8, "slower": True}], "20% slower than stock"),
     "failing while timed": (("serving-graph", "failures"), {"x": 3}, "speed, graph: cascade failed 3 times"),
 }
@@ -62,6 +72,31 @@ def test_each_fault_alone_is_not_accepted_and_is_named(place, value, said):
     assert not verdict.accepted
     assert any(said in problem for problem in verdict.problems)
     assert verdict.text().startswith("NOT ACCEPTED: leave cascade off")
+
+
+def test_a_step_that_could_not_be_run_says_nothing_of_cascade():
+    results = copy.deepcopy(GOOD) | {"serving-graph": {"error": "the device failed"}}
+    verdict = judge(results)
+    assert not verdict.accepted
+    assert verdict.text().startswith("NOT TESTED: a step could not be run")
+    assert "  not run: serving-graph: the device failed\n" in verdict.text()
+    document = verdict.as_json()
+    assert (document["verdict"], document["accepted"], document["problems"]) == ("not tested", False, [])
+    assert document["untested"] == ["serving-graph: the device failed"]
+    # What was found to be wrong weighs more.
+    results["identity-eager"]["faults"] = 3
+    assert judge(results).text().startswith("NOT ACCEPTED: leave cascade off")
+    assert judge(results).as_json()["verdict"] == "not accepted"
+    assert judge(GOOD).as_json()["verdict"] == "accepted"
+
+
+def test_reasons_are_named_where_no_step_ran_with_cascade():
+    results = copy.deepcopy(GOOD)
+    for name in ("serving-eager", "serving-graph"):
+        reasons = {"predicted_loss": 20, "outside_profile": 1 + len(name)}
+        results[name]["cells"] = [CELL | {"engaged": 0, "reasons": reasons}]
+    (problem,) = judge(results).problems
+    assert problem.startswith("speed: no timed step ran with cascade: predicted_loss (40), outside_profile (28). ")
 
 
 def test_no_gain_is_not_accepted():
@@ -206,3 +241,155 @@ def test_the_usual_cells_are_no_longer_than_the_model_takes(tmp_path, positions,
 def test_prefixes_beyond_the_model_are_refused(tmp_path, positions, arguments, said):
     with pytest.raises(CommandError, match=said):
         accept._job(options_of(tmp_path, positions, *arguments))
+
+
+@pytest.mark.parametrize(
+    ("positions", "arguments", "batches", "prefixes"),
+    [
+        (640, ("--quick",), "4,8", "128,256,512"),
+        (16384, ("--quick", "--cells", "64x2048"), "4,8,64", "256,512,2048"),
+        (1000, (), "4,8,16,32,64", "384,1024,4096,8192"),
+    ],
+)
+def test_the_calibration_covers_the_cells_that_are_timed(tmp_path, positions, arguments, batches, prefixes):
+    """The decision says no below the smallest batch and prefix that were measured."""
+    options = options_of(tmp_path, positions, *arguments)
+    words = accept._calibrated(options.quick, accept._job(options)["cells"])
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert (given["--batches"], given["--prefixes"]) == (batches, prefixes)
+    parser = argparse.ArgumentParser()
+    accept.calibrate.add_arguments(parser)
+    assert list(accept.calibrate._cells(parser.parse_args(words)))
+
+
+@pytest.mark.parametrize("gib", ["nan", "inf", "1e300", "-1", "0", "many"])
+def test_a_cache_that_cannot_be_is_refused(tmp_path, capsys, gib):
+    with pytest.raises(SystemExit):
+        options_of(tmp_path, 16384, f"--kv-cache-gib={gib}")
+    assert f"{gib!r} is not a number from 0.001 to 1.04858e+06" in capsys.readouterr().err
+
+
+def test_folders_of_users_that_are_not_there(tmp_path):
+    with pytest.raises(CommandError, match=r"--out ~nosuchuser/x: cannot be made \(no user of that name"):
+        accept._new_folder("~nosuchuser/x")
+
+
+def test_a_home_is_found_for_the_engine_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = options_of(tmp_path, 16384)
+    options.model = "~"
+    assert accept._job(options)["model"] == str(tmp_path)
+
+
+def test_without_a_device_nothing_is_left(tmp_path, capsys):
+    options_of(tmp_path, 16384)
+    with pytest.raises(SystemExit) as ended:
+        main(["accept", "--model", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert ended.value.code == 1
+    assert "accept: there is no usable NPU in this environment (" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# Steps that go wrong, in processes of their own ----------------------------------------------------------------------
+
+STEP = """
+import json, os, subprocess, sys, time
+job = json.load(open(sys.argv[1]))
+if job["step"] == "facts":
+    json.dump({}, open(sys.argv[2], "w"))
+else:
+    BODY
+"""
+ACCEPT = """
+import sys
+from vllm_ascend_split_batch.cascade.commands import accept, main
+accept.STEP_PROGRAM = (sys.executable, "-c", sys.argv[1])
+sys.exit(main(["accept", "--quick", *sys.argv[2:]]))
+"""
+
+
+def started(folder: Path, body: str, *arguments: str) -> subprocess.Popen[str]:
+    """The kit, with steps that do `body` in place of what they do."""
+    options_of(folder, 16384)
+    step = STEP.replace("BODY", body)
+    command = [sys.executable, "-c", ACCEPT, step, "--model", str(folder), "--out", str(folder / "out"), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "print('INFO Error handling is on'); os.kill(os.getpid(), 9)",
+            "the step was ended by signal 9: often the kernel's answer to too little memory; see kernels.log",
+        ),
+        ("os.kill(os.getpid(), 15)", "the step was ended by signal 15; see kernels.log"),
+        (
+            "print('AError: 1\\nBError: 2\\nAError: 1\\nCError: 3\\nbye'); sys.exit(4)",
+            "BError: 2 / CError: 3 (the step ended with status 4; see kernels.log)",
+        ),
+        ("print('acceptance: no kernels', file=sys.stderr); sys.exit(1)", "no kernels"),
+    ],
+    ids=["killed", "ended", "failed", "said"],
+)
+def test_a_step_that_goes_wrong_is_not_tested(tmp_path, body, said):
+    process = started(tmp_path, body)
+    printed, error = process.communicate(timeout=60)
+    assert process.returncode == 1, error
+    assert "NOT TESTED: a step could not be run, so leave cascade off until it is" in printed
+    assert json.loads((tmp_path / "out" / "verdict.json").read_text())["untested"] == [f"kernels: {said}"]
+    assert folder.check_manifest(tmp_path / "out") == []
+
+
+SLEEPING = "pair = [os.getpid(), subprocess.Popen(['sleep', '600']).pid]; print(*pair, '.', flush=True); time.sleep(99)"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGTERM, "ended by SIGTERM"), (signal.SIGHUP, "ended by SIGHUP"), (signal.SIGINT, "interrupted")],
+)
+def test_a_run_that_is_ended_ends_its_step_and_clears_up(tmp_path, number, said):
+    process = started(tmp_path, SLEEPING)
+    log = tmp_path / "out" / "kernels.log"
+    try:
+        wait_for(lambda: log.is_file() and log.read_text().endswith(".\n"))
+        children = [int(word) for word in re.findall("[0-9]+", log.read_text())]
+        assert all(runs(child) for child in children)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number
+    out = tmp_path / "out"
+    last = f"vllm-hust-ext cascade accept: {said}: {out} is not finished and holds no verdict"
+    assert error.splitlines()[2:] == [last]
+    wait_for(lambda: not any(runs(child) for child in children))
+    assert sorted(path.name for path in out.iterdir()) == ["facts.json", "facts.log", "kernels.log"]
+
+
+def test_a_full_disk_names_the_file(tmp_path):
+    """A limit on the size of files stands for a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        with pytest.raises(OSError, match=re.escape(str(tmp_path / "verdict.txt"))):
+            folder.write(tmp_path / "verdict.txt", "x" * 10_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def runs(process: int) -> bool:
+    """Whether a process is there and no more than a name that nobody has asked for yet."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

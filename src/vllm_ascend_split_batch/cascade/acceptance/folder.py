@@ -31,22 +31,35 @@ folder to the project: it becomes a profile that is shipped, and this folder its
 """
 
 
+def write(path: Path, text: str) -> None:
+    """One file.
+
+    Raises:
+        OSError: it cannot be written; unlike the system's own, of a full disk too it names the file.
+    """
+    try:
+        path.write_text(text, "utf-8", "backslashreplace")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def write_json(path: Path, document: Any) -> None:
     """One document."""
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    write(path, json.dumps(document, indent=1) + "\n")
 
 
 def finish(folder: Path, verdict: str, facts: Mapping[str, Any]) -> None:
     """Write the README and, last, the checksums."""
     versions = ", ".join(f"{name} {version}" for name, version in facts.get("versions", {}).items())
-    (folder / "README.md").write_text(
+    write(
+        folder / "README.md",
         README.format(
             verdict=f"```\n{verdict}```\n",
             device=facts.get("device_name", "an unknown device"),
             emulated="an emulated NPU: times say nothing of a device" if facts.get("emulated") else "a real device",
             versions=versions or "unknown versions",
             manifest=MANIFEST,
-        )
+        ),
     )
     write_manifest(folder)
 
@@ -54,7 +67,7 @@ def finish(folder: Path, verdict: str, facts: Mapping[str, Any]) -> None:
 def write_manifest(folder: Path) -> None:
     """Checksums of all files of the folder, in the form that sha256sum reads."""
     lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in sorted(_files(folder))]
-    (folder / MANIFEST).write_text("".join(lines))
+    write(folder / MANIFEST, "".join(lines))
 
 
 def _files(folder: Path) -> set[str]:

@@ -18,6 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from . import folder
+
+#: What begins the sentence of a step that cannot do its work.
+SAID = "acceptance: "
 #: Distributions whose versions say what was measured.
 DISTRIBUTIONS = (
     "vllm-ascend-split-batch",
@@ -39,13 +43,13 @@ class StepError(Exception):
 
 def facts(job: dict[str, Any]) -> dict[str, Any]:
     """What this was measured on: device, versions, machine."""
+    device = _device()
     import torch
     import torch_npu
 
     from vllm_ascend_split_batch.cascade import kernel_wheel
     from vllm_ascend_split_batch.cascade.profiles import device_key
 
-    device = _device(torch)
     properties = torch.npu.get_device_properties(device)
     return {
         "device": device_key(torch_npu),
@@ -63,12 +67,12 @@ def facts(job: dict[str, Any]) -> dict[str, Any]:
 
 def kernels(job: dict[str, Any]) -> dict[str, Any]:
     """Every call form of the tier against attention in float64."""
+    device = _device()
     import torch
 
     from vllm_ascend_split_batch.cascade import self_test, tiers
     from vllm_ascend_split_batch.cascade.two_stage import Heads
 
-    device = _device(torch)
     shape = job["shape"]
     heads = Heads(shape["query_heads"], shape["kv_heads"], shape["head_size"], shape["head_size"] ** -0.5)
     try:
@@ -146,8 +150,10 @@ def _engine(job: dict[str, Any], more: dict[str, str]) -> Any:
         raise StepError(str(error)) from None
 
 
-def _device(torch: Any) -> Any:
+def _device() -> Any:
+    """The NPU; it comes first in a step, so that its absence is what is said."""
     try:
+        import torch
         import torch_npu  # noqa: F401 - gives torch its device
 
         if not torch.npu.is_available():
@@ -170,13 +176,13 @@ def _version(name: str) -> str | None:
 
 def main(job_path: str, result_path: str) -> int:
     """Run one step."""
-    job = json.loads(Path(job_path).read_text())
+    job = json.loads(Path(job_path).read_text("utf-8"))
     try:
         result = STEPS[job["step"]](job)
     except StepError as error:
-        print(f"acceptance: {error}", file=sys.stderr)
+        print(f"{SAID}{error}", file=sys.stderr)
         return 1
-    Path(result_path).write_text(json.dumps(result, indent=1))
+    folder.write_json(Path(result_path), result)
     return 0
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+
+_MEANING = {
+    "accepted": "cascade computes what it should on this device, and pays where its profile switches it on.",
+    "not accepted": "leave cascade off on this device. Without its switch it changes nothing.",
+    "not tested": "a step could not be run, so leave cascade off until it is; put right what is said below, run again.",
+}
 
 
 @dataclass
@@ -13,25 +20,40 @@ class Verdict:
     Attributes:
         accepted: cascade may be used on this device with the measured profile.
         problems: why not; what to do about it is part of each sentence.
+        untested: steps that could not be run, and why: of what they ask nothing is known.
         findings: what was found to be in order, or is worth knowing.
     """
 
     problems: list[str] = field(default_factory=list)
+    untested: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
 
     @property
     def accepted(self) -> bool:
-        return not self.problems
+        return not self.problems and not self.untested
+
+    @property
+    def word(self) -> str:
+        """The answer in a word or two: something wrong weighs more than what could not be asked."""
+        if self.problems:
+            return "not accepted"
+        return "not tested" if self.untested else "accepted"
+
+    def as_json(self) -> dict[str, Any]:
+        """For the evidence folder."""
+        return {
+            "verdict": self.word,
+            "accepted": self.accepted,
+            "problems": self.problems,
+            "untested": self.untested,
+            "findings": self.findings,
+        }
 
     def text(self) -> str:
         """The verdict as plain text."""
-        head = (
-            "ACCEPTED: cascade computes what it should on this device, and pays where its profile switches it on."
-            if self.accepted
-            else "NOT ACCEPTED: leave cascade off on this device. Without its switch it changes nothing."
-        )
-        lines = [head, ""]
+        lines = [f"{self.word.upper()}: {_MEANING[self.word]}", ""]
         lines += [f"  problem: {sentence}" for sentence in self.problems]
+        lines += [f"  not run: {sentence}" for sentence in self.untested]
         lines += [f"  found:   {sentence}" for sentence in self.findings]
         return "\n".join(lines) + "\n"
 
@@ -46,13 +68,18 @@ def judge(results: dict[str, Any]) -> Verdict:
     verdict = Verdict()
     for name, result in results.items():
         if "error" in result:
-            verdict.problems.append(f"{name}: {result['error']}")
+            verdict.untested.append(f"{name}: {result['error']}")
         elif name == "kernels":
             _kernels(verdict, result)
         elif name.startswith("identity"):
             _identity(verdict, result)
         elif name == "calibration":
-            verdict.findings.append(f"calibration: {result['summary']}")
+            into, what = (
+                (verdict.problems, result["problem"])
+                if "problem" in result
+                else (verdict.findings, result["summary"])
+            )
+            into.append(f"calibration: {what}")
     serving = [result for name, result in results.items() if name.startswith("serving") and "error" not in result]
     if serving:
         _serving(verdict, serving)
@@ -94,6 +121,7 @@ def _identity(verdict: Verdict, result: dict[str, Any]) -> None:
 
 def _serving(verdict: Verdict, results: list[dict[str, Any]]) -> None:
     gains = []
+    cells = [cell for result in results for cell in result["cells"]]
     for result in results:
         if result["failures"]:
             count = sum(result["failures"].values())
@@ -110,8 +138,15 @@ def _serving(verdict: Verdict, results: list[dict[str, Any]]) -> None:
     if gains:
         best, name = max(gains)
         verdict.findings.append(
-            f"speed: faster than stock in {len(gains)} of {sum(len(result['cells']) for result in results)} cells, at "
+            f"speed: faster than stock in {len(gains)} of {len(cells)} cells, at "
             f"best {best:.2f} times ({name})."
+        )
+    elif not any(cell["engaged"] for cell in cells):
+        reasons = sum((Counter(cell["reasons"]) for cell in cells), Counter[str]())
+        counted = ", ".join(f"{name} ({count})" for name, count in reasons.most_common()) or "no reason was counted"
+        verdict.problems.append(
+            f"speed: no timed step ran with cascade: {counted}. Where a loss is predicted nothing is to be gained: try "
+            "longer shared prompts or more requests (--cells), or another tier (--tier)."
         )
     elif not any("slower" in problem for problem in verdict.problems):
         verdict.problems.append(

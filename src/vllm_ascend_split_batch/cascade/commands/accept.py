@@ -11,17 +11,22 @@ import argparse
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vllm_ascend_split_batch.cascade.acceptance import folder
+from vllm_ascend_split_batch.cascade.acceptance.steps import SAID
 from vllm_ascend_split_batch.cascade.acceptance.verdict import Verdict, judge
+from vllm_ascend_split_batch.cascade.commands import PROGRAM, calibrate
 from vllm_ascend_split_batch.cascade.commands.model_config import read_dtype, read_positions, read_shape
+from vllm_ascend_split_batch.cascade.named_files import expanded
 from vllm_ascend_split_batch.cascade.profiles import TIERS
-from vllm_ascend_split_batch.command_group import CommandError
+from vllm_ascend_split_batch.command_group import CommandError, number
 
 HELP = "is cascade right and worth it on this device: a verdict and a folder of evidence"
 
@@ -30,8 +35,12 @@ BLOCK = 128
 #: Own tokens of a request in the measurements, and what is generated: kept free behind the longest prefix.
 ROOM = 512
 CELLS, QUICK_CELLS = "8x2048,32x2048,32x8192", "4x256,8x512"
-CALIBRATION = ("--batches", "4,16,32,64", "--prefixes", "1024,4096,8192", "--suffixes", "64,512")
-QUICK_CALIBRATION = ("--batches", "4,8", "--prefixes", "256,512", "--suffixes", "64,128", "--seconds", "0.2")
+#: Batches, prefixes, suffixes, seconds a cell. Batches and prefixes of the timed cells are measured too.
+CALIBRATION = ((4, 16, 32, 64), (1024, 4096, 8192), (64, 512), 1.0)
+QUICK_CALIBRATION = ((4, 8), (256, 512), (64, 128), 0.2)
+STEP_PROGRAM = (sys.executable, "-m", "vllm_ascend_split_batch.cascade.acceptance.steps")
+#: Seconds a step is given to end itself, where the user ends the run.
+GRACE = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,26 +55,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NxP,...",
         help=f"requests x shared tokens to be timed; default {CELLS}, or as many tokens as the model takes",
     )
-    parser.add_argument("--kv-cache-gib", type=float, metavar="N", help="KV cache; default: what the host takes")
     parser.add_argument(
-        "--most-noise", type=float, metavar="SHARE", help="calibrate's option, for a machine that is not idle"
+        "--kv-cache-gib", type=number(1e-3, 1 << 20), metavar="N", help="KV cache; default: what the host takes"
+    )
+    parser.add_argument(
+        "--most-noise", type=calibrate.NOISE, metavar="SHARE", help="calibrate's option, for a machine that is not idle"
     )
     parser.add_argument("--quick", action="store_true", help="small batches, short prefixes: does it run at all")
     parser.add_argument("--fingerprint", default="", help="of a kernel library you built and tested yourself")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and judge; exit status 0 when accepted, 1 when not."""
+    """Measure and judge; exit status 0 when accepted, 1 when not or where a step could not be run."""
     job = _job(options)
     out = _new_folder(options.out)
     kit = _Kit(out, job, options)
-    verdict = kit.run()
+    try:
+        verdict = kit.run()
+    except KeyboardInterrupt as ended:
+        ended.args = (f"{out} is not finished and holds no verdict",)
+        raise
     text = verdict.text()
-    (out / "verdict.txt").write_text(text)
-    folder.write_json(
-        out / "verdict.json",
-        {"accepted": verdict.accepted, "problems": verdict.problems, "findings": verdict.findings},
-    )
+    folder.write(out / "verdict.txt", text)
+    folder.write_json(out / "verdict.json", verdict.as_json())
     folder.finish(out, text, kit.facts)
     print(f"\n{text}\nWritten to {out}/ (checksums in {folder.MANIFEST}).")
     return 0 if verdict.accepted else 1
@@ -84,6 +96,7 @@ class _Kit:
     def run(self) -> Verdict:
         facts = self._step("facts", "facts")
         if "error" in facts:
+            self._leave_nothing_of_an_empty_run()
             raise CommandError(facts["error"], 1)
         self.facts = facts
         self.results["kernels"] = kernels = self._step("kernels", "kernels")
@@ -95,7 +108,7 @@ class _Kit:
             # Times of something wrong are of no use to anybody.
             return judge(self.results)
         self.results["calibration"] = calibration = self._calibrate()
-        if "error" in calibration:
+        if "summary" not in calibration:
             return judge(self.results)
         profile = str(self._out / "calibration.json")
         for mode in self._options.modes:
@@ -106,10 +119,11 @@ class _Kit:
         """Run one step; its result, or `{"error": sentence}`."""
         _say(f"{name} ...")
         job_file, result_file = self._out / f".{name}.job", self._out / f"{name}.json"
-        job_file.write_text(json.dumps({**self._job, "step": step, **more}))
-        command = [sys.executable, "-m", "vllm_ascend_split_batch.cascade.acceptance.steps"]
-        code, log = self._child(name, [*command, str(job_file), str(result_file)])
-        job_file.unlink()
+        try:
+            folder.write_json(job_file, {**self._job, "step": step, **more})
+            code, log = self._child(name, [*STEP_PROGRAM, str(job_file), str(result_file)])
+        finally:
+            job_file.unlink(missing_ok=True)
         if code != 0 or not result_file.is_file():
             return {"error": self._why(name, code, log)}
         result: dict[str, Any] = json.loads(result_file.read_text())
@@ -122,12 +136,13 @@ class _Kit:
             *(sys.executable, "-m", "vllm_ascend_split_batch.cascade.commands", "calibrate"),
             *("--model", self._options.model, "--tier", self._options.tier),
             *("--modes", ",".join(self._options.modes), "--out", str(profile), "--cells", str(cells)),
-            *(QUICK_CALIBRATION if self._options.quick else CALIBRATION),
+            *_calibrated(self._options.quick, self._job["cells"]),
             *(() if self._options.most_noise is None else ("--most-noise", str(self._options.most_noise))),
         ]
         code, log = self._child("calibration", command)
         if code != 0:
-            return {"error": self._why("calibration", code, log)}
+            kind = "problem" if code == calibrate.WRONG_KERNELS else "error"
+            return {kind: self._why("calibration", code, log)}
         measured = json.loads(profile.read_text())["profiles"]
         fits = ", ".join(
             f"{one['mode']} within {one['fit']['median_error']:.0%} of the times" for one in measured if "fit" in one
@@ -137,19 +152,75 @@ class _Kit:
     def _child(self, name: str, command: list[str]) -> tuple[int, Path]:
         log = self._out / f"{name}.log"
         with log.open("w") as output:
-            code = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=_environment()
-            ).returncode
-        return code, log
+            # A session of its own, so that what the step starts can be ended with it.
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                start_new_session=True,
+            )
+            try:
+                return child.wait(), log
+            finally:
+                _end(child)
+
+    def _leave_nothing_of_an_empty_run(self) -> None:
+        """Remove the folder of a run that could not begin, where its log says no more than the message does."""
+        log = self._out / "facts.log"
+        if _said(_lines(log)):
+            log.unlink()
+            self._out.rmdir()
 
     @staticmethod
     def _why(name: str, code: int, log: Path) -> str:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        ours = [line for line in lines if line.startswith(("acceptance: ", "vllm-hust-ext cascade "))]
-        errors = [line for line in lines if "Error" in line]
-        said = (ours or errors or lines or ["nothing was printed"])[-1]
-        ended = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
-        return f"{said[:300]} (the step {ended}; see {log.name})"
+        if code < 0:
+            often = ": often the kernel's answer to too little memory" if -code == signal.SIGKILL else ""
+            return f"the step was ended by signal {-code}{often}; see {log.name}"
+        lines = _lines(log)
+        if said := _said(lines):
+            return said
+        errors = list(dict.fromkeys(line for line in lines if "Error" in line)) or lines or ["nothing was printed"]
+        quoted = " / ".join(line if len(line) <= 300 else f"{line[:300]}..." for line in errors[-2:])
+        return f"{quoted} (the step ended with status {code}; see {log.name})"
+
+
+def _lines(log: Path) -> list[str]:
+    return [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+
+
+def _said(lines: list[str]) -> str | None:
+    """The sentence with which one of our own programs ended, without the program's name."""
+    names = (SAID, f"{PROGRAM} calibrate: ")
+    return next((line[len(name) :] for line in reversed(lines) for name in names if line.startswith(name)), None)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a step that still runs, with all it has started."""
+    if child.poll() is not None:
+        return
+    os.killpg(child.pid, signal.SIGTERM)
+    try:
+        child.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _calibrated(quick: bool, cells: list[tuple[int, int]]) -> list[str]:
+    """Options of ``calibrate``: its cells cover those that are timed, or nothing would be predicted of them."""
+    batches, prefixes, suffixes, seconds = QUICK_CALIBRATION if quick else CALIBRATION
+    values = {
+        "--batches": {*batches, *(count for count, _ in cells)},
+        "--prefixes": {*prefixes, *(prefix for _, prefix in cells)},
+        "--suffixes": {*suffixes},
+    }
+    lists = [word for name, numbers in values.items() for word in (name, ",".join(map(str, sorted(numbers))))]
+    return [*lists, "--seconds", str(seconds)]
 
 
 def _job(options: argparse.Namespace) -> dict[str, Any]:
@@ -160,7 +231,7 @@ def _job(options: argparse.Namespace) -> dict[str, Any]:
     prefix = min(prefix for _, prefix in cells)
     sizes = sorted({count for count, _ in cells} | {4, 8, requests})
     return {
-        "model": str(Path(options.model).resolve()),
+        "model": str(expanded(options.model).resolve()),
         "tier": options.tier,
         "fingerprint": options.fingerprint,
         "shape": asdict(shape),
@@ -207,13 +278,14 @@ def _environment() -> dict[str, str]:
 
 def _new_folder(name: str | None) -> Path:
     today = datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    out = Path(name or f"cascade-acceptance-{today}").expanduser()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise CommandError(f"--out {out}: is there already and not empty; name a new folder")
+    out = Path(name or f"cascade-acceptance-{today}")
     try:
+        out = expanded(out)
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise CommandError(f"--out {out}: is there already and not empty; name a new folder")
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CommandError(f"--out {out}: cannot be made ({error.strerror})") from None
+        raise CommandError(f"--out {out}: cannot be made ({error.strerror}); name a folder that can") from None
     return out.resolve()
 
 
