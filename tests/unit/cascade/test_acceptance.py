@@ -325,7 +325,7 @@ def started(folder: Path, body: str, *arguments: str) -> subprocess.Popen[str]:
         ),
         ("os.kill(os.getpid(), 15)", "the step was ended by signal 15; see kernels.log"),
         (
-            "print('AError: 1\\nBError: 2\\nAError: 1\\nCError: 3\\nbye'); sys.exit(4)",
+            "print('AError: 1\\nBError: 2\\nAError: 1\\nraise CError(\\nCError: 3\\nbye'); sys.exit(4)",
             "BError: 2 / CError: 3 (the step ended with status 4; see kernels.log)",
         ),
         ("print('acceptance: no kernels', file=sys.stderr); sys.exit(1)", "no kernels"),
@@ -339,6 +339,15 @@ def test_a_step_that_goes_wrong_is_not_tested(tmp_path, body, said):
     assert "NOT TESTED: a step could not be run, so leave cascade off until it is" in printed
     assert json.loads((tmp_path / "out" / "verdict.json").read_text())["untested"] == [f"kernels: {said}"]
     assert folder.check_manifest(tmp_path / "out") == []
+
+
+def test_no_times_are_taken_of_what_was_not_compared(tmp_path):
+    fine = 'json.dump({"problem": None, "kernels": "ok"}, open(sys.argv[2], "w"))'
+    process = started(tmp_path, f'if job["step"] == "kernels": {fine}\n    else: sys.exit(1)')
+    printed, _ = process.communicate(timeout=60)
+    assert "not run: identity-graph: nothing was printed (the step ended with status 1; see" in printed
+    done = sorted(path.stem for path in (tmp_path / "out").glob("*.log"))
+    assert done == ["facts", "identity-eager", "identity-graph", "kernels"]
 
 
 SLEEPING = "pair = [os.getpid(), subprocess.Popen(['sleep', '600']).pid]; print(*pair, '.', flush=True); time.sleep(99)"

@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,8 @@ CELLS, QUICK_CELLS = "8x2048,32x2048,32x8192", "4x256,8x512"
 CALIBRATION = ((4, 16, 32, 64), (1024, 4096, 8192), (64, 512), 1.0)
 QUICK_CALIBRATION = ((4, 8), (256, 512), (64, 128), 0.2)
 STEP_PROGRAM = (sys.executable, "-m", "vllm_ascend_split_batch.cascade.acceptance.steps")
+#: The line of a traceback that says what was raised.
+_RAISED = re.compile(r"\w(Error|Exception|Exit)\b(:|$)")
 #: Seconds a step is given to end itself, where the user ends the run.
 GRACE = 5.0
 
@@ -104,8 +107,8 @@ class _Kit:
             return judge(self.results)
         for mode in self._options.modes:
             self.results[f"identity-{mode}"] = self._step("identity", f"identity-{mode}", mode=mode)
-        if judge(self.results).problems:
-            # Times of something wrong are of no use to anybody.
+        if not judge(self.results).accepted:
+            # Times of something wrong, or of what was not compared, are of no use to anybody.
             return judge(self.results)
         self.results["calibration"] = calibration = self._calibrate()
         if "summary" not in calibration:
@@ -181,7 +184,7 @@ class _Kit:
         lines = _lines(log)
         if said := _said(lines):
             return said
-        errors = list(dict.fromkeys(line for line in lines if "Error" in line)) or lines or ["nothing was printed"]
+        errors = list(dict.fromkeys(line for line in lines if _RAISED.search(line))) or lines or ["nothing was printed"]
         quoted = " / ".join(line if len(line) <= 300 else f"{line[:300]}..." for line in errors[-2:])
         return f"{quoted} (the step ended with status {code}; see {log.name})"
 
