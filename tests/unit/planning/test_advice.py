@@ -21,6 +21,7 @@ from vllm_ascend_split_batch import __version__
 from vllm_ascend_split_batch.host_model.admission import EngineSettings, HostRelease
 from vllm_ascend_split_batch.host_model.padding import GraphMode, HostSettings
 from vllm_ascend_split_batch.planning.advice import (
+    Limits,
     advise,
     best_capture_sizes,
     candidates,
@@ -54,6 +55,52 @@ def test_capture_sizes_pad_as_little_as_any(steps: dict[int, int], most: int, mu
     assert len(sizes) <= most
     assert sizes[-1] == 12
     assert not any(size % multiple for size in sizes)
+
+
+@settings(max_examples=150)
+@given(
+    st.dictionaries(st.integers(1, 12), st.integers(0, 50), max_size=6),
+    st.integers(1, 5),
+    st.sets(st.sampled_from([2, 4, 6, 8, 10, 12]), max_size=5),
+    st.sets(st.integers(1, 12)),
+    st.sampled_from([1, 2]),
+)
+def test_capture_sizes_pad_no_unknown_batch_further(
+    steps: dict[int, int], most: int, present: set[int], unknown: set[int], multiple: int
+) -> None:
+    ladder = sorted(present)
+
+    def keeps(sizes: tuple[int, ...]) -> bool:
+        held = [batch for batch in unknown if ladder and batch <= ladder[-1]]
+        return all(rows({batch: 1}, sizes) <= rows({batch: 1}, tuple(ladder)) for batch in held)
+
+    sizes = best_capture_sizes(steps, most_graphs=most, largest=12, multiple=multiple, present=ladder, unknown=unknown)
+    others = sorted({*present, *(-(-batch // multiple) * multiple for batch in steps)} - {12})
+    all_sizes = [(*some, 12) for count in range(most) for some in combinations(others, count)]
+    able = [rows(steps, one) for one in all_sizes if keeps(one)]
+    assert bool(sizes) == bool(able)
+    if able:
+        assert keeps(sizes)
+        assert rows(steps, sizes) == min(able)
+        assert len(sizes) <= most
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("bisect_left(held, size + 1)", "bisect_left(held, size + 2)"),
+        ("bisect_left(held, size + 1)", "bisect_left(held, size)"),
+        ("range(first[j], j)", "range(0, j)"),
+        ("batch <= present[-1]", "batch < present[-1]"),
+    ],
+)
+def test_mutants_of_the_bound_are_noticed(mutant: Callable[[ModuleType, str, str], Any], old: str, new: str) -> None:
+    arguments = {"most_graphs": 4, "largest": 12, "present": (4, 8), "unknown": {1, 2, 3, 5, 8}}
+    try:
+        sizes = mutant(capture_sizes, old, new).best_capture_sizes({4: 100, 7: 100, 10: 9}, **arguments)
+    except IndexError:
+        return
+    assert sizes != best_capture_sizes({4: 100, 7: 100, 10: 9}, **arguments)
 
 
 def test_capture_sizes_at_their_ends() -> None:
@@ -156,7 +203,7 @@ def small(seqs: int = 6, mode: GraphMode = GraphMode.FULL_DECODE_ONLY) -> Setup:
 
 
 def test_the_whole() -> None:
-    requests = list(generate(Workload(requests=150, rate=4, output=30)))
+    requests = list(generate(Workload(requests=600, rate=4, output=30)))
     done = more = 0
 
     def progress(ended: int, needed: int) -> None:
@@ -170,8 +217,9 @@ def test_the_whole() -> None:
     assert after is not None
     assert done == more == len(advice.tried) + 2
     assert advice.ladder_before == (1, 2, 4)
-    assert len(advice.ladder_after) == 3
     assert advice.ladder_after[-1] == 6
+    assert len(advice.ladder_after) == 4  # as many as now, and one where max_num_seqs had none
+    assert (advice.graphs.keep, advice.too_small) == (False, "")
     assert before.totals.decode_steps_without_graph > 0 == after.totals.decode_steps_without_graph
     assert after.waits != before.waits
     (decode, prompts) = advice.without_graph
@@ -194,10 +242,16 @@ def test_without_graphs_there_are_no_sizes_to_advise() -> None:
 
 
 def test_graphs_of_mixed_steps_count_too() -> None:
-    requests = [TraceRequest(str(n), n * 9.0, 5, 2) for n in range(9)]
+    requests = [TraceRequest(str(n), n * 9.0, 5, 4) for n in range(600)]
+    setup = small(mode=GraphMode.FULL_AND_PIECEWISE)
     with over_processes(requests, 1) as sweep:
-        advice = advise(requests, small(mode=GraphMode.FULL_AND_PIECEWISE), sweep)
-    assert advice.ladder_after == (1, 5, 6)  # prompts of 5 tokens, lone decodes, and the largest
+        advice = advise(requests, setup, sweep)
+        more = advise(requests, setup, sweep, limits=Limits(most_graphs=5))
+        larger = advise(requests, setup.with_capture_sizes((1, 2, 4, 32)), sweep, limits=Limits(most_graphs=9))
+    # prompts of 5 tokens and lone decodes are known; 2, 3 and 4 are not, and the host holds them in 2 and 4
+    assert (advice.ladder_before, advice.ladder_after) == ((1, 2, 4), (1, 2, 4, 6))
+    assert more.ladder_after == (1, 2, 4, 5, 6)
+    assert larger.ladder_after == (1, 2, 4, 5, 32)  # mixed steps may have more tokens than there are requests
 
 
 def test_a_policy_that_ends_the_engine_is_told() -> None:
@@ -216,7 +270,7 @@ def test_a_policy_that_ends_the_engine_is_told() -> None:
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.jsonl"
-    write_trace(path, generate(Workload(requests=150, rate=4, output=30)))
+    write_trace(path, generate(Workload(requests=600, rate=4, output=30)))
     return path
 
 
@@ -233,6 +287,8 @@ def test_the_command_writes_plots_and_a_document(
     document = json.loads((out / "advice.json").read_text())
     assert document["set"]["cudagraph_capture_sizes"][-1] == 6
     assert document["set"]["additional_config"]["scheduler_config"]["short_request_first_config"]["enabled"] is True
+    assert document["set"]["keep_capture_sizes"] is False
+    assert document["trace_too_small"] is None
     assert f"{document['before']['waiting, mean (s)']:,.3f}" in printed
     assert "note: decode batches of 5 to 6 requests run without any graph" in printed
     assert "written: " in err

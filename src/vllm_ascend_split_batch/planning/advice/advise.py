@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vllm_ascend_split_batch.host_model.padding import GraphMode, RuntimeMode
-from vllm_ascend_split_batch.planning.advice.capture_sizes import best_capture_sizes
+from vllm_ascend_split_batch.planning.advice.evidence import shortage
+from vllm_ascend_split_batch.planning.advice.graphs import GraphChoice, WorstPadding, decide, propose, worst_padding
 from vllm_ascend_split_batch.planning.advice.lanes import Choice, candidates, choose
 from vllm_ascend_split_batch.planning.advice.split_threshold import SplitAdvice, split_advice
 from vllm_ascend_split_batch.planning.cost import GraphCost
@@ -22,7 +22,8 @@ class Limits:
     """What advice has to keep to.
 
     Attributes:
-        most_graphs: the most capture sizes; None: as many as are captured now.
+        most_graphs: the most capture sizes; None: as many as are captured now, and one more where `max_num_seqs` has
+            none.
         longest_wait_factor: nobody may wait longer than this many times the longest wait now.
     """
 
@@ -40,6 +41,9 @@ class Advice:
         ladder_before, ladder_after: capture sizes.
         tried: all settings of waiting lanes that were simulated.
         lanes: those that were taken.
+        graphs: the capture sizes that were taken, or why the present ones stay.
+        worst, grown: the decode batch padded most with the advised sizes; that whose padding grows most.
+        too_small: what the trace has too little of for any of this; empty: it has enough.
         split: when splitting a batch would pay, with the advised capture sizes.
         without_graph: what is said about batches that run without a graph, sentence by sentence.
     """
@@ -50,6 +54,10 @@ class Advice:
     ladder_after: tuple[int, ...]
     tried: tuple[Result, ...]
     lanes: Choice
+    graphs: GraphChoice
+    worst: WorstPadding | None
+    grown: WorstPadding | None
+    too_small: str
     split: SplitAdvice | None
     without_graph: tuple[str, ...]
 
@@ -80,18 +88,25 @@ def advise(
     if before.summary is None:
         raise ValueError(f"the host's engine would end here: {before.error}")
     named = candidates(requests, setup, before.summary)
-    progress(0, len(named) + 1)
+    progress(0, len(named))
     tried = sweep(named, lambda done: progress(done, 0))
     lanes = choose(before, tried, longest_wait_factor=limits.longest_wait_factor)
     chosen = lanes.result
     assert chosen.summary is not None  # it was chosen for its summary
-    ladder_before = StepGraphs(setup.host).ladder
-    sizes = _capture_sizes(chosen.setup, chosen.summary.totals, limits.most_graphs or len(ladder_before))
-    improved = chosen.setup.with_capture_sizes(sizes) if sizes else chosen.setup
-    (after,) = sweep([("advised", improved)], lambda done: progress(done, 0))
-    if after.summary is None:
-        raise ValueError(f"the host's engine would end here: {after.error}")
-    ladder_after = StepGraphs(improved.host).ladder
+    too_small = shortage(before.summary)
+    proposal = propose(chosen.setup, chosen.summary.totals, limits.most_graphs, too_small)
+    after, graphs = chosen, GraphChoice(True, proposal.why)
+    if proposal.sizes:
+        progress(0, 1)
+        (improved,) = sweep(
+            [("advised", chosen.setup.with_capture_sizes(proposal.sizes))], lambda done: progress(done, 0)
+        )
+        if improved.summary is None:
+            raise ValueError(f"the host's engine would end here: {improved.error}")
+        graphs = decide(proposal, chosen.summary, improved.summary)
+        after = chosen if graphs.keep else improved
+    assert after.summary is not None  # each of the two has one
+    ladder_before, ladder_after = StepGraphs(setup.host).ladder, StepGraphs(after.setup.host).ladder
     times = setup.step_time
     return Advice(
         before,
@@ -100,25 +115,12 @@ def advise(
         ladder_after,
         tuple(tried),
         lanes,
+        graphs,
+        *worst_padding(setup, after.setup),
+        too_small,
         split_advice(after.summary.totals.decode_steps, ladder_after, GraphCost(times.graph_us, times.row_us)),
         tuple(_without_graph(setup, before.summary.totals)),
     )
-
-
-def _capture_sizes(setup: Setup, totals: StepTotals, most_graphs: int) -> tuple[int, ...] | None:
-    """Sizes for the batches that occurred; None where nothing is captured."""
-    host = setup.host
-    if host.mode_in_force is GraphMode.NONE or not most_graphs:
-        return None
-    rounded = host.rounds_tokens or host.aligns_capture_sizes
-    multiple = host.tensor_parallel_size if rounded else 1
-    largest = min(host.max_num_seqs, host.max_num_batched_tokens) // multiple * multiple
-    if not largest:
-        return None
-    steps = Counter(totals.decode_steps)
-    if host.mode_in_force.mixed is not RuntimeMode.NONE:
-        steps.update(totals.mixed_steps)
-    return best_capture_sizes(steps, most_graphs=most_graphs, largest=largest, multiple=multiple)
 
 
 def _without_graph(setup: Setup, totals: StepTotals) -> list[str]:

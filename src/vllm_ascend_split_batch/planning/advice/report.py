@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from shlex import join
 from typing import Any
 
-from vllm_ascend_split_batch.host_model.admission import EngineSettings, Policy
+from vllm_ascend_split_batch.host_model.admission import Policy
 from vllm_ascend_split_batch.planning.advice.advise import Advice
+from vllm_ascend_split_batch.planning.advice.graphs import WorstPadding
+from vllm_ascend_split_batch.planning.advice.serve_arguments import lane_settings, serve_arguments
 from vllm_ascend_split_batch.planning.summary import Summary, mean, percentile
 
 SCHEMA = "vllm-ascend-split-batch.advice/1"
@@ -30,33 +34,13 @@ _ROWS: tuple[tuple[str, Callable[[Summary], float], str], ...] = (
 )
 
 
-def lane_settings(settings: EngineSettings) -> dict[str, Any]:
-    """What to put into `additional_config` for a policy's lanes."""
-    if settings.policy is Policy.SHORT_REQUEST_FIRST:
-        lanes = settings.short_request_first
-        configuration = {"enabled": True, "threshold": lanes.threshold, "long_max_wait_ms": lanes.long_max_wait_ms}
-        return {"scheduler_config": {"short_request_first_config": configuration}}
-    if settings.policy is Policy.BATCH_JOB_AWARE:
-        jobs = settings.batch_job
-        return {
-            "batch_job_sched_config": {
-                "enabled": True,
-                "max_jobs": jobs.max_jobs,
-                "reserve_margin_blocks": jobs.reserve_margin_blocks,
-                "reserve_max_blocks": jobs.reserve_max_blocks,
-                "low_available_tokens_threshold": jobs.low_available_tokens_threshold,
-                "short_decode_token_threshold": jobs.short_decode_token_threshold,
-            }
-        }
-    return {}
-
-
 def text(advice: Advice) -> str:
     """What to set, the table of before and after, and what runs without a graph."""
     before, after = _summaries(advice)
     engine = advice.after.setup.engine
     lines = [
-        "set",
+        *([f"the trace is too small for advice: {advice.too_small}", ""] if advice.too_small else []),
+        "found in this trace, too small to rely on" if advice.too_small else "set",
         f"  policy                  {Policy(engine.policy).value}",
     ]
     if engine.policy is Policy.SHORT_REQUEST_FIRST:
@@ -65,9 +49,12 @@ def text(advice: Advice) -> str:
         lines += [f"  short threshold         {lanes.threshold} tokens", f"  long_max_wait_ms        {ageing}"]
     lines += [
         f"    because               {advice.lanes.why}",
-        *_wrapped("  capture sizes           ", [str(size) for size in advice.ladder_after]),
-        f"    instead of            {len(advice.ladder_before)} sizes, {_ends(advice.ladder_before)}",
+        *_sizes(advice),
         *_split(advice),
+        "",
+        "serve so, beside your other arguments",
+        "  vllm serve MODEL \\",
+        *_continued([join(option) for option in serve_arguments(advice.after.setup)]),
         "",
         f"{'':<28}{'before':>14}{'after':>14}",
     ]
@@ -83,10 +70,13 @@ def document(advice: Advice) -> dict[str, Any]:
     split = advice.split
     return {
         "schema": SCHEMA,
+        "trace_too_small": advice.too_small or None,
         "set": {
             "policy": Policy(engine.policy).value,
             "additional_config": lane_settings(engine),
             "cudagraph_capture_sizes": list(advice.ladder_after),
+            "keep_capture_sizes": advice.graphs.keep,
+            "serve_arguments": [word for option in serve_arguments(advice.after.setup) for word in option],
             "split": None
             if split is None
             else {
@@ -98,6 +88,9 @@ def document(advice: Advice) -> dict[str, Any]:
             },
         },
         "why": advice.lanes.why,
+        "why_capture_sizes": advice.graphs.why,
+        "worst_padding": None if advice.worst is None else asdict(advice.worst),
+        "padding_grown_most": None if advice.grown is None else asdict(advice.grown),
         "capture_sizes_before": list(advice.ladder_before),
         "before": _figures(before),
         "after": _figures(after),
@@ -118,6 +111,33 @@ def _summaries(advice: Advice) -> tuple[Summary, Summary]:
     assert before is not None  # advice is made of simulations that came to their end
     assert after is not None
     return before, after
+
+
+def _sizes(advice: Advice) -> list[str]:
+    now = f"{len(advice.ladder_before)} sizes, {_ends(advice.ladder_before)}"
+    if advice.graphs.keep:
+        whose = "the host's" if advice.after.setup.host.capture_sizes is None else "yours"
+        lines = [f"  capture sizes           keep {whose}: {now}"]
+    else:
+        lines = [
+            *_wrapped("  capture sizes           ", [str(size) for size in advice.ladder_after]),
+            f"    instead of            {now}",
+        ]
+    lines.append(f"    because               {advice.graphs.why}")
+    if advice.worst is not None:
+        lines.append(f"  worst padding           {_padded(advice.worst)}")
+    if advice.grown is not None:
+        lines.append(f"    grows most            {_padded(advice.grown)}")
+    return lines
+
+
+def _padded(worst: WorstPadding) -> str:
+    now = "without a graph" if worst.rows_now is None else f"by {worst.rows_now}"
+    return f"a batch of {worst.batch} requests by {worst.rows} rows; now {now}"
+
+
+def _continued(options: Sequence[str]) -> list[str]:
+    return [f"    {option} \\" for option in options[:-1]] + [f"    {options[-1]}"]
 
 
 def _split(advice: Advice) -> list[str]:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-plots", action="store_true", help="do without matplotlib")
     parser.add_argument("--json", action="store_true", help="print the JSON document instead of the table")
-    parser.add_argument("--max-graphs", type=positive, metavar="N", help="most capture sizes; default: as many as now")
+    parser.add_argument("--max-graphs", type=positive, metavar="N", help="most capture sizes; default: as now")
     parser.add_argument(
         "--longest-wait-factor",
         type=float,
