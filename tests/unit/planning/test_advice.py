@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import doctest
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable
@@ -299,6 +300,11 @@ def test_the_command_writes_plots_and_a_document(
         for name in ("padding", "waiting")
         for text in ElementTree.parse(out / f"{name}.svg").iter("{http://www.w3.org/2000/svg}text")
     )
+    # where both are equal, what is before can be seen beneath
+    for name in ("padding", "waiting"):
+        svg = (out / f"{name}.svg").read_text()
+        assert re.search(r"stroke: #d55e00; stroke-opacity: 0.5; stroke-width: 3.2", svg, re.I)
+        assert re.search(r"stroke: #0072b2; stroke-opacity: 0.95; stroke-width: 1.6", svg, re.I)
     labels = {"requests in the decode batch", "padding rows per step", "waiting time, arrival to admission (s)"}
     assert labels <= texts.keys()
     padding = document["before"]["padding rows"]

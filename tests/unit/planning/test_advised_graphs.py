@@ -113,7 +113,7 @@ def decided(module: Any) -> list[tuple[bool, str]]:
 
 
 def test_a_negligible_gain_is_not_advised() -> None:
-    sizes = "the 2 sizes that pad this trace least take"
+    sizes = "the best 2 sizes found take"
     assert decided(graphs) == [
         (True, f"{sizes} 396.1 s of steps instead of 400.0 s (-0.97%), and a change must save 1%"),
         (False, f"{sizes} 395.0 s of steps instead of 400.0 s (-1.25%)"),

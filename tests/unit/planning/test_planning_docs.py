@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from vllm_ascend_split_batch.planning import dual_pad, split
+from vllm_ascend_split_batch.planning.advice import evidence, graphs, lanes
 from vllm_ascend_split_batch.planning.commands import SUBCOMMANDS, main
 from vllm_ascend_split_batch.planning.reasons import Reason
 from vllm_ascend_split_batch.planning.simulation import StepTime
@@ -52,6 +53,15 @@ def test_the_page_names_every_subcommand_and_the_assumed_times() -> None:
         in page
     )
     assert f"{assumed.prompt_token_us:g} us per prompt token)" in page
+
+
+def test_the_page_states_when_advice_changes_something() -> None:
+    page = " ".join(PAGE.read_text().split())
+    assert f"occurs in fewer than {evidence.ENOUGH_OF_A_BATCH} steps is not known" in page
+    assert f"fewer than {evidence.ENOUGH_REQUESTS} requests" in page
+    assert f"or {evidence.ENOUGH_STEPS:,} decode steps" in page
+    assert f"at least {100 * graphs.WORTH:g} % of the time of all steps" in page
+    assert f"at least {100 * lanes._WORTH:g} % (and {1000 * lanes._WORTH_SECONDS:g} ms) shorter" in page
 
 
 def test_every_reason_is_on_the_page() -> None:

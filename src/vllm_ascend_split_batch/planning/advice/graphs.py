@@ -100,7 +100,7 @@ def decide(proposal: Proposal, now: Summary, then: Summary) -> GraphChoice:
     seconds, less = now.totals.seconds, now.totals.seconds - then.totals.seconds
     share = less / seconds if seconds else 0.0
     busy = f"take {then.totals.seconds:,.1f} s of steps instead of {seconds:,.1f} s ({-share:+.2%})"
-    gain = f"the {len(proposal.sizes or ())} sizes that pad this trace least {busy}"
+    gain = f"the best {len(proposal.sizes or ())} sizes found {busy}"
     if proposal.asked:
         return GraphChoice(False, f"{proposal.why}; {gain}")
     if share < WORTH:

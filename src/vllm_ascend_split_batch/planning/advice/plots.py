@@ -24,6 +24,10 @@ _STYLE = {
 }
 
 
+#: Width and opacity: what is before stays visible beneath what is after where the two are equal.
+_UNDER, _OVER = {"linewidth": 3.2, "alpha": 0.5}, {"linewidth": 1.6, "alpha": 0.95}
+
+
 class PlotsUnavailable(Exception):
     """matplotlib is not installed."""
 
@@ -67,9 +71,9 @@ def _padding(figure: Any, advice: Advice) -> None:
     upper.bar(batches, [100 * steps.get(batch, 0) / all_steps for batch in batches], width=1.0, color=_GREY)
     upper.set_ylabel("share of decode steps (%)")
     upper.set_title("How often a batch size occurs (advised settings)", fontsize=12, loc="left")
-    for summary, setup, colour, name in (
-        (before, advice.before.setup, _BEFORE, "before"),
-        (after, advice.after.setup, _AFTER, "after"),
+    for summary, setup, colour, line, name in (
+        (before, advice.before.setup, _BEFORE, _UNDER, "before"),
+        (after, advice.after.setup, _AFTER, _OVER, "after"),
     ):
         graphs = StepGraphs(setup.host)
         steps_rows = [graphs.decode(batch) for batch in batches]
@@ -81,7 +85,7 @@ def _padding(figure: Any, advice: Advice) -> None:
         totals = summary.totals
         share = 100 * totals.decode_padding / max(1, totals.decode_rows)
         lower.step(
-            batches, rows, where="mid", color=colour, linewidth=1.8, alpha=0.9,
+            batches, rows, where="mid", color=colour, **line,
             label=f"{name}: {len(graphs.ladder)} graphs, {totals.decode_padding:,} padding rows ({share:.1f} % of all)",
         )  # fmt: skip
     _mark_without_graph(lower, advice.before.setup, most)
@@ -112,13 +116,13 @@ def _waiting(figure: Any, advice: Advice) -> None:
     before, after = _summary(advice.before.summary), _summary(advice.after.summary)
     boundary = _boundary(advice, before)
     longest = max(percentile(before.waits, 0.999), percentile(after.waits, 0.999), 0.01)
-    for summary, colour, name in ((before, _BEFORE, "before"), (after, _AFTER, "after")):
+    for summary, colour, line, name in ((before, _BEFORE, _UNDER, "before"), (after, _AFTER, _OVER, "after")):
         for kind, style, waits in (
             (f"prompts up to {boundary} tokens", "-", summary.waits_of(at_most=boundary)),
             (f"prompts above {boundary} tokens", "--", summary.waits_of(at_least=boundary + 1)),
         ):
             if waits:
-                _cumulative(left, waits, longest, color=colour, linestyle=style, label=f"{name}, {kind}")
+                _cumulative(left, waits, longest, color=colour, linestyle=style, label=f"{name}, {kind}", **line)
     left.set_xlabel("waiting time, arrival to admission (s)")
     left.set_ylabel("requests that waited at most so long (%)")
     left.set_ylim(0, 102)
@@ -158,7 +162,7 @@ def _cumulative(axis: Any, waits: Sequence[float], up_to: float, **style: Any) -
     ordered = sorted(waits)
     count = len(ordered)
     shares = [100 * (number + 1) / count for number in range(count)]
-    axis.step([*ordered, max(ordered[-1], up_to)], [*shares, 100], where="post", linewidth=1.8, **style)
+    axis.step([*ordered, max(ordered[-1], up_to)], [*shares, 100], where="post", **style)
 
 
 def _boundary(advice: Advice, summary: Summary) -> int:
