@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from vllm_ascend_split_batch.host_model.admission import EngineSettings, HostRelease, Policy, ShortRequestFirstSettings
 from vllm_ascend_split_batch.host_model.padding import GraphMode, HostSettings
-from vllm_ascend_split_batch.planning.advice import evidence, graphs
+from vllm_ascend_split_batch.planning.advice import evidence, graphs, report
 from vllm_ascend_split_batch.planning.advice.evidence import ENOUGH_OF_A_BATCH, shortage
 from vllm_ascend_split_batch.planning.advice.graphs import Proposal, WorstPadding, decide, propose, worst_padding
 from vllm_ascend_split_batch.planning.advice.serve_arguments import serve_arguments
@@ -170,6 +170,11 @@ def advised(folder: Path, requests: int, *options: str, **workload: float) -> di
 def command_in(text: str) -> list[str]:
     """The words of the command that the text shows."""
     return shlex.split(text.split("beside your other arguments\n")[1].split("\n\n")[0].replace("\\\n", " "))
+
+
+def test_one_of_each_is_said_so() -> None:
+    assert report._padded(WorstPadding(2, 1, 0)) == "a batch of 2 requests by 1 row; now by 0"
+    assert report._padded(WorstPadding(1, 7, None)) == "a batch of 1 request by 7 rows; now without a graph"
 
 
 def test_five_requests_are_said_to_be_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,8 @@ def _sizes(advice: Advice) -> list[str]:
 
 def _padded(worst: WorstPadding) -> str:
     now = "without a graph" if worst.rows_now is None else f"by {worst.rows_now}"
-    return f"a batch of {worst.batch} requests by {worst.rows} rows; now {now}"
+    requests, rows = ("" if count == 1 else "s" for count in (worst.batch, worst.rows))
+    return f"a batch of {worst.batch} request{requests} by {worst.rows} row{rows}; now {now}"
 
 
 def _continued(options: Sequence[str]) -> list[str]:
