@@ -23,7 +23,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "src")]
 import analysis  # noqa: E402
 
 from vllm_ascend_split_batch.cascade.acceptance.folder import write_manifest  # noqa: E402
-from vllm_ascend_split_batch.cascade.cost_model import CostModel  # noqa: E402
+from vllm_ascend_split_batch.cascade.decision import switched_on_from  # noqa: E402
 from vllm_ascend_split_batch.cascade.profiles import SCHEMA, Key, Profile, document, load  # noqa: E402
 
 PROFILES = ROOT / "src" / "vllm_ascend_split_batch" / "cascade" / "profile_data"
@@ -127,11 +127,10 @@ def tables(published: dict[str, Any], results: dict[str, Any], document_: dict[s
             f"{row['cascade_us']} | {row['predicted_cascade_us']:.0f} | {'on' if row['use'] else 'off'}"
             f"{'' if row['right'] else ', **wrong**'} |"
         )
-    model = CostModel(results["profile"].coefficients, analysis.shape_of(published))
     even = ["| requests | 32 | 48 | 64 | 96 | 128 |", "|---|---|---|---|---|---|"]
-    least = results["profile"].coverage.prefix_tokens.low
-    found = [model.break_even(b, 256 * b, margin=analysis.MARGIN) for b in (32, 48, 64, 96, 128)]
-    even.append("| switched on from | " + " | ".join(str(max(one, least)) for one in found) + " |")
+    shape = analysis.shape_of(published)
+    found = [switched_on_from(b, 256 * b, results["profile"], shape) for b in (32, 48, 64, 96, 128)]
+    even.append("| switched on from | " + " | ".join(map(str, found)) + " |")
     parts = {"splits": split_lines, "cells": cells, "micro": micro, "even": even}
     if EMULATED.is_file():
         parts["emulated"] = emulated_table()

@@ -117,3 +117,27 @@ def decide(facts: Facts, profile: Profile | None, state: State) -> Decision:
     use = saving > 0 if state.used else saving > profile.margin * stock
     state.used = use
     return Decision(use, Reason.PREDICTED_WIN if use else Reason.PREDICTED_LOSS, stock, cascade)
+
+
+#: No prefix is longer than this.
+_MOST_TOKENS = 1 << 24
+
+
+def switched_on_from(requests: int, suffix_tokens: int, profile: Profile, shape: AttentionShape) -> int | None:
+    """The fewest shared tokens for which `decide` says yes to a group that is not in two stages; None: for none.
+
+    The floors are not looked at. A longer prefix never turns a yes into a no.
+    """
+    if profile.coverage is None:
+        return None
+
+    def use(prefix: int) -> bool:
+        return decide(Facts(requests, prefix, suffix_tokens, shape), profile, State()).use
+
+    low, high = profile.coverage.prefix_tokens.low, _MOST_TOKENS
+    if not use(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if use(middle) else (middle + 1, high)
+    return low

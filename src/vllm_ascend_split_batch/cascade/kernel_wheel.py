@@ -35,8 +35,8 @@ class Build:
 KNOWN_BUILDS = (Build("ca8de2d70fe0504d", "2026.9.26", torch_npu="2.13.0rc1", cann="9.1.0"),)
 
 INSTALL_HINT = (
-    'pip install "vllm-ascend-split-batch[kernels]" --find-links with the page of the kernel release (see the README, '
-    '"Cascade on a real NPU")'
+    f"pip install the wheel of the kernel project's release v{KNOWN_BUILDS[-1].release} for it (where that is says the "
+    'README, "Cascade on a real NPU")'
 )
 
 

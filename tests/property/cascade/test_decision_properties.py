@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.mutants import mutant  # noqa: F401
 from vllm_ascend_split_batch.cascade import cost_model, decision
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, Coefficients, CostModel
-from vllm_ascend_split_batch.cascade.decision import Facts, Reason, State, decide
+from vllm_ascend_split_batch.cascade.decision import Facts, Reason, State, decide, switched_on_from
 from vllm_ascend_split_batch.cascade.profiles import Coverage, Fit, Key, Profile, Range
 
 
@@ -117,6 +117,24 @@ def test_break_even_separates_losing_from_winning(charges, shape, s, b, margin):
     else:
         assert wins(tokens)
         assert tokens == 0 or not wins(tokens - 1)
+
+
+@given(coefficients, shapes, margins, st.integers(2, 512), suffixes, st.integers(1, 512), st.integers(1, 1 << 18))
+def test_the_prefix_it_is_switched_on_from_is_the_decisions(charges, shape, margin, b, s, high_b, high_p):
+    charges = replace(charges, cascade_launch_us=charges.stock_launch_us + charges.cascade_launch_us)
+    charges = replace(charges, cascade_request_us=charges.stock_request_us + charges.cascade_request_us)
+    chosen = profile(charges, margin, low=(1, 128), high=(high_b, max(128, high_p)))
+    tokens = switched_on_from(b, s, chosen, shape)
+
+    def use(prefix: int) -> bool:
+        return decide(Facts(b, prefix, s, shape), chosen, State()).use
+
+    if tokens is None:
+        assert not any(use(prefix) for prefix in (128, high_p, 1 << 20))
+    else:
+        assert tokens >= 128
+        assert use(tokens)
+        assert tokens == 128 or not use(tokens - 1)
 
 
 @given(coefficients, shapes, margins, st.lists(st.tuples(requests, prefixes, suffixes), max_size=30))

@@ -20,6 +20,7 @@ from vllm_ascend_split_batch.cascade.acceptance import folder, identity
 from vllm_ascend_split_batch.cascade.acceptance.serving import Cell, Measured, prompts
 from vllm_ascend_split_batch.cascade.acceptance.verdict import judge
 from vllm_ascend_split_batch.cascade.commands import accept, main
+from vllm_ascend_split_batch.cascade.commands.settings import lower_floors
 from vllm_ascend_split_batch.command_group import CommandError
 
 CELL = {
@@ -72,6 +73,44 @@ def test_each_fault_alone_is_not_accepted_and_is_named(place, value, said):
     assert not verdict.accepted
     assert any(said in problem for problem in verdict.problems)
     assert verdict.text().startswith("NOT ACCEPTED: leave cascade off")
+
+
+def test_a_quick_run_that_is_in_order_runs_and_does_not_say_that_it_pays():
+    results = copy.deepcopy(GOOD)
+    nothing = [CELL | {"engaged": 0, "reasons": {"predicted_loss": 12}, "slower": True}]
+    results["serving-eager"]["cells"] = nothing
+    results["serving-graph"]["cells"] = nothing
+    verdict = judge(results, speed_judged=False)
+    assert verdict.text().startswith("IT RUNS: kernels and texts are in order")
+    assert (verdict.in_order, verdict.accepted, verdict.as_json()["verdict"]) == (True, False, "it runs")
+    assert "speed: not judged" in verdict.text()
+    assert not judge(results).in_order
+    for spoilt in ("wrong texts", "failing while timed"):
+        place, value, _ = SPOILT[spoilt]
+        wrong = copy.deepcopy(results)
+        wrong[place[0]][place[1]] = value
+        assert judge(wrong, speed_judged=False).text().startswith("NOT ACCEPTED")
+
+
+@pytest.mark.parametrize(
+    ("pays", "environment", "variables"),
+    [
+        ([(32, 8192), (64, 16384)], {}, ""),
+        ([(32, 2048), (8, 4096)], {}, "VLLM_ASCEND_CASCADE_MIN_PREFIX=2048 VLLM_ASCEND_CASCADE_MIN_REQS=8"),
+        ([(32, 2048)], {}, "VLLM_ASCEND_CASCADE_MIN_PREFIX=2048"),
+        ([(32, 2048)], {"VLLM_ASCEND_CASCADE_MIN_PREFIX": "1024"}, ""),
+        ([], {}, ""),
+    ],
+)
+def test_floors_that_hide_what_pays_are_named(monkeypatch, pays, environment, variables):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert lower_floors(pays) == variables
+
+
+def test_the_folder_names_the_floors_too(tmp_path):
+    folder.finish(tmp_path, "ACCEPTED\n", {}, "VLLM_ASCEND_CASCADE_MIN_REQS=8")
+    assert "/calibration.json VLLM_ASCEND_CASCADE_MIN_REQS=8`." in (tmp_path / "README.md").read_text()
 
 
 def test_a_step_that_could_not_be_run_says_nothing_of_cascade():

@@ -107,6 +107,26 @@ def test_other_decisions(model, capsys, monkeypatch, arguments, environment, dec
     assert f"decision    {decision}" in capsys.readouterr().out
 
 
+def test_the_break_even_is_that_of_the_decision(model, capsys):
+    """More requests than were measured are judged as the most that were; fewer never are in two stages."""
+    main(explain(model, "--batch", "128", "--prefix", "8192"))
+    assert "break-even at 128 requests: 4866 shared tokens" in capsys.readouterr().out
+    main(explain(model, "--batch", "8", "--prefix", "65536"))
+    assert "break-even at 8 requests: none" in capsys.readouterr().out
+
+
+def test_a_step_beyond_what_was_measured_says_what_it_is_judged_by(model, capsys):
+    main(explain(model, "--batch", "200", "--prefix", "65536"))
+    assert "in the largest step that was measured (64 requests, 16384 tokens)" in capsys.readouterr().out
+    main(explain(model, "--batch", "64", "--prefix", "16384"))
+    assert "largest step" not in capsys.readouterr().out
+
+
+def test_an_unknown_device_is_answered_with_the_known_ones(model, capsys):
+    main([*explain(model, "--batch", "64", "--prefix", "8192"), "--device", "910B2"])
+    assert "(profiles are shipped for Ascend910B2, emulated-npu)" in capsys.readouterr().out
+
+
 def test_json_holds_the_terms(model, capsys):
     assert main(explain(model, "--batch", "64", "--prefix", "8192", "--json")) == 0
     document = json.loads(capsys.readouterr().out)

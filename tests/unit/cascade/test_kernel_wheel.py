@@ -57,7 +57,7 @@ def test_absent_says_how_to_install():
     verdict = kernel_wheel.probe()
     assert not verdict.usable
     assert "not installed" in verdict.detail
-    assert "--find-links" in verdict.detail
+    assert "release v2026.9.26" in verdict.detail
 
 
 @pytest.mark.parametrize("error", ["ImportError('libhccl.so')", "OSError('libascendcl')", "RuntimeError('abi')"])

@@ -26,8 +26,9 @@ Measured on {device} ({emulated}) with {versions}.
 | *.log | what each step printed |
 | {manifest} | checksums of all of these; check with `sha256sum -c {manifest}` |
 
-To use the profile: `VLLM_ASCEND_CASCADE_PROFILE=<this folder>/calibration.json`. To give it to everybody, send this
-folder to the project: it becomes a profile that is shipped, and this folder its evidence.
+To use the profile: `VLLM_ASCEND_CASCADE_PROFILE=<this folder>/calibration.json{floors}`.
+To give it to everybody, send this folder to the project: it becomes a profile that is shipped, and the folder its
+evidence.
 """
 
 
@@ -48,8 +49,8 @@ def write_json(path: Path, document: Any) -> None:
     write(path, json.dumps(document, indent=1) + "\n")
 
 
-def finish(folder: Path, verdict: str, facts: Mapping[str, Any]) -> None:
-    """Write the README and, last, the checksums."""
+def finish(folder: Path, verdict: str, facts: Mapping[str, Any], floors: str = "") -> None:
+    """Write the README and, last, the checksums; `floors` are variables that are to be set beside the profile's."""
     versions = ", ".join(f"{name} {version}" for name, version in facts.get("versions", {}).items())
     write(
         folder / "README.md",
@@ -59,6 +60,7 @@ def finish(folder: Path, verdict: str, facts: Mapping[str, Any]) -> None:
             emulated="an emulated NPU: times say nothing of a device" if facts.get("emulated") else "a real device",
             versions=versions or "unknown versions",
             manifest=MANIFEST,
+            floors=f" {floors}" if floors else "",
         ),
     )
     write_manifest(folder)

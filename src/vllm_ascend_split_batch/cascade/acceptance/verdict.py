@@ -8,6 +8,7 @@ from typing import Any
 
 _MEANING = {
     "accepted": "cascade computes what it should on this device, and pays where its profile switches it on.",
+    "it runs": "kernels and texts are in order on this device. Whether it pays is another question: --quick does not ask.",
     "not accepted": "leave cascade off on this device. Without its switch it changes nothing.",
     "not tested": "a step could not be run, so leave cascade off until it is; put right what is said below, run again.",
 }
@@ -22,22 +23,31 @@ class Verdict:
         problems: why not; what to do about it is part of each sentence.
         untested: steps that could not be run, and why: of what they ask nothing is known.
         findings: what was found to be in order, or is worth knowing.
+        speed_judged: whether it was asked if cascade pays.
     """
 
     problems: list[str] = field(default_factory=list)
     untested: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+    speed_judged: bool = True
+
+    @property
+    def in_order(self) -> bool:
+        """Nothing is known to be wrong, and nothing is unknown that was asked."""
+        return not self.problems and not self.untested
 
     @property
     def accepted(self) -> bool:
-        return not self.problems and not self.untested
+        return self.in_order and self.speed_judged
 
     @property
     def word(self) -> str:
         """The answer in a word or two: something wrong weighs more than what could not be asked."""
         if self.problems:
             return "not accepted"
-        return "not tested" if self.untested else "accepted"
+        if self.untested:
+            return "not tested"
+        return "accepted" if self.speed_judged else "it runs"
 
     def as_json(self) -> dict[str, Any]:
         """For the evidence folder."""
@@ -58,14 +68,15 @@ class Verdict:
         return "\n".join(lines) + "\n"
 
 
-def judge(results: dict[str, Any]) -> Verdict:
+def judge(results: dict[str, Any], *, speed_judged: bool = True) -> Verdict:
     """The verdict from the steps' results; a step that did not end well is `{"error": sentence}`.
 
     Args:
         results: by name: "kernels", "identity-eager", "identity-graph", "calibration", "serving-eager",
             "serving-graph". A step that was left out by choice is not there.
+        speed_judged: whether the timed cells are large enough to tell if cascade pays.
     """
-    verdict = Verdict()
+    verdict = Verdict(speed_judged=speed_judged)
     for name, result in results.items():
         if "error" in result:
             verdict.untested.append(f"{name}: {result['error']}")
@@ -127,6 +138,8 @@ def _serving(verdict: Verdict, results: list[dict[str, Any]]) -> None:
             count = sum(result["failures"].values())
             verdict.problems.append(f"speed, {result['mode']}: cascade failed {count} times.")
         for cell in result["cells"]:
+            if not verdict.speed_judged:
+                continue
             name = f"{result['mode']}, {cell['cell']['requests']} requests sharing {cell['cell']['prefix']} tokens"
             if cell["engaged"] and cell["slower"]:
                 verdict.problems.append(
@@ -135,7 +148,9 @@ def _serving(verdict: Verdict, results: list[dict[str, Any]]) -> None:
                 )
             elif cell["engaged"] and cell["speed_up"] > 1 + cell["noise"]:
                 gains.append((cell["speed_up"], name))
-    if gains:
+    if not verdict.speed_judged:
+        verdict.findings.append("speed: not judged; the cells of a quick run are too small to tell.")
+    elif gains:
         best, name = max(gains)
         verdict.findings.append(
             f"speed: faster than stock in {len(gains)} of {len(cells)} cells, at "

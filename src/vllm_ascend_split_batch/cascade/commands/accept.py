@@ -25,6 +25,7 @@ from vllm_ascend_split_batch.cascade.acceptance.steps import SAID
 from vllm_ascend_split_batch.cascade.acceptance.verdict import Verdict, judge
 from vllm_ascend_split_batch.cascade.commands import PROGRAM, calibrate
 from vllm_ascend_split_batch.cascade.commands.model_config import read_dtype, read_positions, read_shape
+from vllm_ascend_split_batch.cascade.commands.settings import lower_floors
 from vllm_ascend_split_batch.cascade.named_files import expanded
 from vllm_ascend_split_batch.cascade.profiles import TIERS
 from vllm_ascend_split_batch.command_group import CommandError, number
@@ -64,12 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most-noise", type=calibrate.NOISE, metavar="SHARE", help="calibrate's option, for a machine that is not idle"
     )
-    parser.add_argument("--quick", action="store_true", help="small batches, short prefixes: does it run at all")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="small batches, short prefixes: does it run at all; speed is judged only where --cells is given",
+    )
     parser.add_argument("--fingerprint", default="", help="of a kernel library you built and tested yourself")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and judge; exit status 0 when accepted, 1 when not or where a step could not be run."""
+    """Measure and judge; exit status 0 when nothing is wrong, 1 when something is or where a step could not be run."""
     job = _job(options)
     out = _new_folder(options.out)
     kit = _Kit(out, job, options)
@@ -81,9 +86,14 @@ def run(options: argparse.Namespace) -> int:
     text = verdict.text()
     folder.write(out / "verdict.txt", text)
     folder.write_json(out / "verdict.json", verdict.as_json())
-    folder.finish(out, text, kit.facts)
+    floors = lower_floors(kit.gains()) if verdict.accepted else ""
+    folder.finish(out, text, kit.facts, floors)
     print(f"\n{text}\nWritten to {out}/ (checksums in {folder.MANIFEST}).")
-    return 0 if verdict.accepted else 1
+    if verdict.accepted:
+        print(f"To use it: VLLM_ASCEND_CASCADE_PROFILE={out}/calibration.json {floors}".rstrip())
+        if floors:
+            print("This lowers the floors, below which no profile is asked, to what was faster here.")
+    return 0 if verdict.in_order else 1
 
 
 class _Kit:
@@ -95,6 +105,17 @@ class _Kit:
         self._options = options
         self.facts: dict[str, Any] = {}
         self.results: dict[str, Any] = {}
+        self._judges_speed = options.cells is not None or not options.quick
+
+    def gains(self) -> list[tuple[int, int]]:
+        """(requests, shared tokens) of the timed cells in which cascade was faster outside the noise."""
+        serving = [result for name, result in self.results.items() if name.startswith("serving")]
+        cells = [cell for result in serving for cell in result.get("cells", ())]
+        faster = [cell for cell in cells if cell["engaged"] and cell["speed_up"] > 1 + cell["noise"]]
+        return [(cell["cell"]["requests"], cell["cell"]["prefix"]) for cell in faster]
+
+    def _judge(self) -> Verdict:
+        return judge(self.results, speed_judged=self._judges_speed)
 
     def run(self) -> Verdict:
         facts = self._step("facts", "facts")
@@ -104,19 +125,19 @@ class _Kit:
         self.facts = facts
         self.results["kernels"] = kernels = self._step("kernels", "kernels")
         if "error" in kernels or kernels["problem"]:
-            return judge(self.results)
+            return self._judge()
         for mode in self._options.modes:
             self.results[f"identity-{mode}"] = self._step("identity", f"identity-{mode}", mode=mode)
-        if not judge(self.results).accepted:
+        if not self._judge().in_order:
             # Times of something wrong, or of what was not compared, are of no use to anybody.
-            return judge(self.results)
+            return self._judge()
         self.results["calibration"] = calibration = self._calibrate()
         if "summary" not in calibration:
-            return judge(self.results)
+            return self._judge()
         profile = str(self._out / "calibration.json")
         for mode in self._options.modes:
             self.results[f"serving-{mode}"] = self._step("serving", f"serving-{mode}", mode=mode, profile=profile)
-        return judge(self.results)
+        return self._judge()
 
     def _step(self, step: str, name: str, **more: Any) -> dict[str, Any]:
         """Run one step; its result, or `{"error": sentence}`."""

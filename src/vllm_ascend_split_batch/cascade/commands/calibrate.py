@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_ascend_split_batch.cascade.commands.model_config import read_dtype, read_shape
-from vllm_ascend_split_batch.cascade.commands.settings import setting
-from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, CostModel
+from vllm_ascend_split_batch.cascade.commands.settings import lower_floors, setting
+from vllm_ascend_split_batch.cascade.cost_model import AttentionShape
+from vllm_ascend_split_batch.cascade.decision import switched_on_from
 from vllm_ascend_split_batch.cascade.fitting import Cell, FitError, fit
 from vllm_ascend_split_batch.cascade.named_files import expanded
 from vllm_ascend_split_batch.cascade.profiles import (
@@ -93,6 +94,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{len(batches)} cells, {layers} layers, {_shape_text(shape, dtype)}", file=sys.stderr)
     found: list[Profile] = []
     measured: list[dict[str, Any]] = []
+    on_from: list[dict[int, int | None]] = []
     for mode in options.modes:
         key = Key(device_key(torch_npu), options.tier, mode)
         timings = _measure(tier, mode, shape, dtype, layers, most_blocks, batches, options.seconds)
@@ -101,11 +103,12 @@ def run(options: argparse.Namespace) -> int:
             profile_of(key, [timing.cell for timing in timings], shape, timings, sources, most_noise=options.most_noise)
         )
         measured.append(_measured(key, shape, dtype, layers, timings))
-        print(_summary(found[-1], timings, shape))
+        on_from.append(_on_from(found[-1], timings, shape))
+        print(_summary(found[-1], on_from[-1]))
     _write(out, document(found))
     if cells_out is not None:
         _write(cells_out, measured)
-    print(f"written to {out}; use it with VLLM_ASCEND_CASCADE_PROFILE={out.resolve()}")
+    print(_how_to_use(out, on_from))
     return 0
 
 
@@ -316,17 +319,27 @@ def _measured(key: Key, shape: AttentionShape, dtype: str, layers: int, timings:
     }
 
 
-def _summary(profile: Profile, timings: Sequence[Any], shape: AttentionShape) -> str:
-    assert profile.coefficients is not None
+def _on_from(profile: Profile, timings: Sequence[Any], shape: AttentionShape) -> dict[int, int | None]:
+    """By measured number of requests, the shared tokens from which the profile says yes; 256 own tokens a request."""
+    batches = sorted({timing.cell.requests for timing in timings})
+    return {requests: switched_on_from(requests, 256 * requests, profile, shape) for requests in batches}
+
+
+def _summary(profile: Profile, on_from: dict[int, int | None]) -> str:
     assert profile.fit is not None
-    model = CostModel(profile.coefficients, shape)
     quality = profile.fit
     errors = f"median error {quality.median_error:.1%}, largest {quality.largest_error:.1%}"
-    lines = [f"fit: {quality.cells} cells, {errors}; margin {profile.margin:.1%}"]
-    for requests in sorted({timing.cell.requests for timing in timings}):
-        tokens = model.break_even(requests, 256 * requests, margin=profile.margin)
+    lines = [f"fit, {profile.key.mode}: {quality.cells} cells, {errors}; margin {profile.margin:.1%}"]
+    for requests, tokens in on_from.items():
         lines.append(f"{requests:>4} requests: " + ("never" if tokens is None else f"from {tokens} shared tokens"))
     return "\n".join(lines)
+
+
+def _how_to_use(out: Path, on_from: Sequence[dict[int, int | None]]) -> str:
+    pays = [(requests, tokens) for mode in on_from for requests, tokens in mode.items() if tokens is not None]
+    floors = lower_floors(pays)
+    remark = f"; {floors} lowers the floors, below which no profile is asked" if floors else ""
+    return f"written to {out}; use it with VLLM_ASCEND_CASCADE_PROFILE={out.resolve()}{remark}"
 
 
 def _shape_text(shape: AttentionShape, dtype: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from vllm_ascend_split_batch.cascade.commands.model_config import read_shape
 from vllm_ascend_split_batch.cascade.commands.settings import setting
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, CostModel
-from vllm_ascend_split_batch.cascade.decision import Decision, Facts, Reason
+from vllm_ascend_split_batch.cascade.decision import Decision, Facts, Reason, switched_on_from
 from vllm_ascend_split_batch.cascade.prediction import Profiles
 from vllm_ascend_split_batch.cascade.profiles import (
     TIERS,
@@ -104,7 +104,9 @@ def _why(key: Key, profile: Profile | None, decision: Decision, facts: Facts) ->
     if decision.reason is Reason.FLOORS_ONLY:
         return "nothing is predicted, as VLLM_ASCEND_CASCADE_PROFILE=floors asks: the floors alone decide"
     if profile is None:
-        return missing_reason(key)
+        known = sorted({one.key.device for one in shipped()})
+        others = "" if key.device in known else f" (profiles are shipped for {', '.join(known)})"
+        return missing_reason(key) + others
     if decision.reason is Reason.LOST_WHEN_MEASURED:
         return str(profile.lost)
     saved = f"{abs(decision.saved):.1%} of the host's attention time"
@@ -114,11 +116,25 @@ def _why(key: Key, profile: Profile | None, decision: Decision, facts: Facts) ->
             f"{facts.requests} requests or {facts.prefix_tokens} shared tokens are fewer than were ever measured "
             f"({coverage.requests.low} requests, {coverage.prefix_tokens.low} tokens)"
         )
+    saved += _measured_most(facts, profile)
     if decision.use:
         return f"two stages are predicted to save {saved}; {profile.margin:.0%} is needed"
     if decision.saved <= 0:
         return f"two stages are predicted to take {-decision.saved:.1%} more attention time than the host's own"
     return f"two stages are predicted to save {saved}, less than the margin of {profile.margin:.0%}"
+
+
+def _measured_most(facts: Facts, profile: Profile) -> str:
+    """Words for a step larger than what was measured: the table's figures are the step's, the decision's are not."""
+    coverage = profile.coverage
+    if coverage is None or (
+        facts.requests <= coverage.requests.high and facts.prefix_tokens <= coverage.prefix_tokens.high
+    ):
+        return ""
+    return (
+        f" in the largest step that was measured ({coverage.requests.high} requests, "
+        f"{coverage.prefix_tokens.high} tokens), beyond which nothing better is relied on"
+    )
 
 
 def _document(
@@ -155,7 +171,7 @@ def _document(
             "stock_terms_us_per_layer": dict(model.stock_terms(*batch).items()),
             "cascade_terms_us_per_layer": dict(model.cascade_terms(*batch).items()),
             "margin": profile.margin,
-            "break_even_prefix_tokens": model.break_even(facts.requests, facts.suffix_tokens, margin=profile.margin),
+            "break_even_prefix_tokens": switched_on_from(facts.requests, facts.suffix_tokens, profile, shape),
         }
     return document
 
@@ -202,10 +218,10 @@ def _terms(model: CostModel, facts: Facts, profile: Profile) -> list[str]:
     rows.append(
         f"{'ms per step, all layers':<30}{model.stock_us(*batch) / 1e3:>12.3f}{model.cascade_us(*batch) / 1e3:>12.3f}"
     )
-    tokens = model.break_even(facts.requests, facts.suffix_tokens, margin=profile.margin)
+    tokens = switched_on_from(facts.requests, facts.suffix_tokens, profile, facts.shape)
     rows.append(
         f"break-even at {facts.requests} requests: "
         + ("none" if tokens is None else f"{tokens} shared tokens")
-        + f", margin of {profile.margin:.0%} included"
+        + f", margin of {profile.margin:.0%} included, nothing below what was measured"
     )
     return rows

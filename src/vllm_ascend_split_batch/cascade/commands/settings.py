@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from vllm_ascend_split_batch.cascade_plugin import CASCADE
@@ -14,3 +15,19 @@ def setting(name: str) -> Any:
     if reading.problem is not None:
         print(f"warning: {reading.problem}", file=sys.stderr)
     return reading.value
+
+
+MIN_PREFIX, MIN_REQUESTS = "VLLM_ASCEND_CASCADE_MIN_PREFIX", "VLLM_ASCEND_CASCADE_MIN_REQS"
+
+
+def lower_floors(pays: Iterable[tuple[int, int]]) -> str:
+    """The variables that let a profile be asked where cascade pays, or "" where the floors let it be already.
+
+    Args:
+        pays: (requests, shared tokens) of batches that gain.
+    """
+    pays = list(pays)
+    if not pays:
+        return ""
+    least = {MIN_PREFIX: min(tokens for _, tokens in pays), MIN_REQUESTS: min(requests for requests, _ in pays)}
+    return " ".join(f"{name}={value}" for name, value in least.items() if value < setting(name))
