@@ -8,7 +8,7 @@ from typing import Any
 
 _MEANING = {
     "accepted": "cascade computes what it should on this device, and pays where its profile switches it on.",
-    "it runs": "kernels and texts are in order on this device. Whether it pays is another question: --quick does not ask.",
+    "it runs": "kernels and texts are in order on this device. Whether it pays was not asked (--quick).",
     "not accepted": "leave cascade off on this device. Without its switch it changes nothing.",
     "not tested": "a step could not be run, so leave cascade off until it is; put right what is said below, run again.",
 }
