@@ -180,6 +180,11 @@ def warn(text: str) -> None:
     _error_line(f"warning: {printable(text)}")
 
 
+def note(text: str) -> None:
+    """A sentence beside the answer that asks for nothing, on stderr."""
+    _error_line(f"note: {printable(text)}")
+
+
 def report_error(error: ManagerError, json_mode: bool) -> None:
     """One message that says where, what and what to do; in JSON mode also as a document on stdout."""
     if json_mode:

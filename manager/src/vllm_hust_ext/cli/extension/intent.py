@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from vllm_hust_ext.cli.common import id_argument, json_option, python_option
-from vllm_hust_ext.cli.output import Output, warn
+from vllm_hust_ext.cli.output import Output, note, warn
 from vllm_hust_ext.compatibility import stored_faults
 from vllm_hust_ext.discovery import Bundle
 from vllm_hust_ext.errors import ExitCode, Negative, Refused, UsageFault
@@ -28,10 +29,13 @@ def _done(
     extension_id: str,
     before: State | None,
     after: State | None,
-    notes: list[str],
+    warnings: list[str],
+    notes: Sequence[str] = (),
 ) -> int:
-    for note in notes:
-        warn(note)
+    for text in notes:
+        note(text)
+    for text in warnings:
+        warn(text)
     if out.json_mode:
         out.document(
             "extension-intent",
@@ -41,7 +45,7 @@ def _done(
                 "before": before.value if before else None,
                 "after": after.value if after else None,
                 "intents": {"path": str(session.origin.path), "kind": session.origin.kind},
-                "notes": notes,
+                "notes": [*notes, *warnings],
             },
         )
     else:
@@ -103,12 +107,13 @@ def enable(extension_id: str, json_mode: bool, python: str | None) -> int:
         " release switches it on in a running host"
         for module, status in bundle.manifest.inert_modules
     ]
+    warnings = []
     if not verdict.fits:
-        notes.append(
+        warnings.append(
             f"enabled, but {verdict.status.words} here, so 'run' will refuse it: {verdict.against[0].message}"
             f" (see 'vllm-hust-ext extension why {extension_id}')"
         )
-    return _done(out, session, "enable", extension_id, before[0], State.ENABLED, notes)
+    return _done(out, session, "enable", extension_id, before[0], State.ENABLED, warnings, notes)
 
 
 def _may_enable(session: Session, bundle: Bundle, intents: Intents) -> None:
