@@ -46,6 +46,7 @@ GOOD = {
 def test_all_in_order_is_accepted():
     verdict = judge(GOOD)
     assert verdict.accepted
+    assert verdict.gains == [(32, 4096), (32, 4096)]
     assert verdict.text().startswith("ACCEPTED: ")
     assert "at best 2.10 times (graph, 32 requests sharing 4096 tokens)" in verdict.text()
 

@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     text = verdict.text()
     folder.write(out / "verdict.txt", text)
     folder.write_json(out / "verdict.json", verdict.as_json())
-    floors = lower_floors(kit.gains()) if verdict.accepted else ""
+    floors = lower_floors(verdict.gains) if verdict.accepted else ""
     folder.finish(out, text, kit.facts, floors)
     print(f"\n{text}\nWritten to {out}/ (checksums in {folder.MANIFEST}).")
     if verdict.accepted:
@@ -106,13 +106,6 @@ class _Kit:
         self.facts: dict[str, Any] = {}
         self.results: dict[str, Any] = {}
         self._judges_speed = options.cells is not None or not options.quick
-
-    def gains(self) -> list[tuple[int, int]]:
-        """(requests, shared tokens) of the timed cells in which cascade was faster outside the noise."""
-        serving = [result for name, result in self.results.items() if name.startswith("serving")]
-        cells = [cell for result in serving for cell in result.get("cells", ())]
-        faster = [cell for cell in cells if cell["engaged"] and cell["speed_up"] > 1 + cell["noise"]]
-        return [(cell["cell"]["requests"], cell["cell"]["prefix"]) for cell in faster]
 
     def _judge(self) -> Verdict:
         return judge(self.results, speed_judged=self._judges_speed)

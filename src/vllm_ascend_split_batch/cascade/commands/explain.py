@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from vllm_ascend_split_batch.cascade.commands.model_config import read_shape
-from vllm_ascend_split_batch.cascade.commands.settings import setting
+from vllm_ascend_split_batch.cascade.commands.settings import MIN_PREFIX, MIN_REQUESTS, setting
 from vllm_ascend_split_batch.cascade.cost_model import AttentionShape, CostModel
 from vllm_ascend_split_batch.cascade.decision import Decision, Facts, Reason, switched_on_from
 from vllm_ascend_split_batch.cascade.prediction import Profiles
@@ -25,7 +25,6 @@ from vllm_ascend_split_batch.command_group import CommandError, positive
 HELP = "whether a step would run in two stages, and why"
 
 _PROFILE = "VLLM_ASCEND_CASCADE_PROFILE"
-_FLOORS = ("VLLM_ASCEND_CASCADE_MIN_PREFIX", "VLLM_ASCEND_CASCADE_MIN_REQS")
 _LABELS = {
     "launches": "launches",
     "requests": "work per request",
@@ -96,7 +95,7 @@ def _this_device(profiles: Profiles) -> str:
 
 def _floors(requests: int, prefix: int) -> list[tuple[str, int, int, bool]]:
     """Name, value, the step's figure and whether it is met, of both hard floors as this environment sets them."""
-    values = [(name, int(setting(name))) for name in _FLOORS]
+    values = [(name, int(setting(name))) for name in (MIN_PREFIX, MIN_REQUESTS)]
     return [(name, value, is_, is_ >= value) for (name, value), is_ in zip(values, (prefix, requests), strict=True)]
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from vllm_ascend_split_batch.cascade_plugin import CASCADE
 
+#: The two hard floors: shared tokens, requests.
+MIN_PREFIX, MIN_REQUESTS = "VLLM_ASCEND_CASCADE_MIN_PREFIX", "VLLM_ASCEND_CASCADE_MIN_REQS"
+
 
 def setting(name: str) -> Any:
     """The value that one of the carrier's variables has in this environment; an unreadable one is pointed out."""
@@ -15,9 +18,6 @@ def setting(name: str) -> Any:
     if reading.problem is not None:
         print(f"warning: {reading.problem}", file=sys.stderr)
     return reading.value
-
-
-MIN_PREFIX, MIN_REQUESTS = "VLLM_ASCEND_CASCADE_MIN_PREFIX", "VLLM_ASCEND_CASCADE_MIN_REQS"
 
 
 def lower_floors(pays: Iterable[tuple[int, int]]) -> str:
