@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch_npu
+from torch_npu import _backend
 from torch_npu.emulator import settings
 
 CAUSAL = torch.triu(torch.ones(2048, 2048, dtype=torch.int8), 1).npu()
@@ -220,6 +221,7 @@ def test_float32_is_refused_unless_the_extension_is_on(monkeypatch):
     assert settings.FLOAT32_ATTENTION  # how these tests are started
     call(**changes)
     monkeypatch.setattr(settings, "FLOAT32_ATTENTION", False)
+    _backend.forget_attention_plans()  # what was accepted before needs no second look
     with pytest.raises(RuntimeError, match=r"hardware takes float16 and bfloat16 .NPU_EMU_FLOAT32_ATTENTION=1"):
         call(**changes)
 

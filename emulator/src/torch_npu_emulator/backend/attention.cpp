@@ -315,13 +315,10 @@ void attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   p.aligned_at_end = aligned_at_end;
   p.before = before;
   p.after = after;
-  TORCH_CHECK(sequences.size() % 6 == 0 && p.heads % p.kv_heads == 0 && key.size(3) == p.head_size &&
+  TORCH_CHECK(p.heads % p.kv_heads == 0 && key.size(3) == p.head_size &&
                   value.size(2) == p.kv_heads && p.heads / p.kv_heads <= kMaxRows,
               "npu_emulator::attention: shapes do not fit");
-  for (size_t i = 0; i < sequences.size(); i += 6) {
-    p.sequences.push_back({sequences[i], sequences[i + 1], sequences[i + 2], sequences[i + 3], sequences[i + 4],
-                           sequences[i + 5]});
-  }
+  p.sequences = sequences_from(sequences);
   if (block_table) {
     TORCH_CHECK(block_table->scalar_type() == at::kInt && block_table->dim() == 2 &&
                     (block_table->size(1) <= 1 || block_table->stride(1) == 1),
@@ -329,15 +326,7 @@ void attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
     p.block_table = block_table->const_data_ptr<int32_t>();
     p.block_table_stride = block_table->stride(0);
     p.page = key.size(1);
-    for (size_t i = 0; i < p.sequences.size(); ++i) {
-      const auto& s = p.sequences[i];
-      if (s.query_length == 0) continue;
-      const int32_t* row = p.block_table + s.kv_batch * p.block_table_stride;
-      for (int64_t used = 0; used * p.page < s.kv_length; ++used) {
-        TORCH_CHECK(row[used] >= 0 && row[used] < key.size(0), "block_table: sequence ", i, " names block ", row[used],
-                    " as its number ", used, ", the cache has ", key.size(0), " blocks");
-      }
-    }
+    check_blocks(p, key.size(0));
   }
   if (mask) {
     p.mask = mask->const_data_ptr<bool>();
@@ -345,19 +334,7 @@ void attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
     p.mask_row = mask->stride(1);
   }
   if (sink) p.sink = sink->const_data_ptr<float>();
-  float* lse_data = lse ? lse->mutable_data_ptr<float>() : nullptr;
-  AT_DISPATCH_SWITCH(
-      query.scalar_type(), "npu_emulator::attention",
-      AT_DISPATCH_CASE(at::kFloat, [&] {
-        attend(p, query.const_data_ptr<float>(), key.const_data_ptr<float>(), value.const_data_ptr<float>(),
-               out.mutable_data_ptr<float>(), lse_data);
-      }) AT_DISPATCH_CASE(at::kBFloat16, [&] {
-        attend(p, query.const_data_ptr<at::BFloat16>(), key.const_data_ptr<at::BFloat16>(),
-               value.const_data_ptr<at::BFloat16>(), out.mutable_data_ptr<at::BFloat16>(), lse_data);
-      }) AT_DISPATCH_CASE(at::kHalf, [&] {
-        attend(p, query.const_data_ptr<at::Half>(), key.const_data_ptr<at::Half>(), value.const_data_ptr<at::Half>(),
-               out.mutable_data_ptr<at::Half>(), lse_data);
-      }));
+  attend_tensors(p, query, key, value, out, lse ? lse->mutable_data_ptr<float>() : nullptr);
 }
 
 }  // namespace
@@ -365,6 +342,43 @@ void attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
 template <typename T>
 void attend(const Problem& problem, const T* query, const T* key, const T* value, T* out, float* lse) {
   Attention<T>(problem, query, key, value, out, lse).run();
+}
+
+std::vector<Sequence> sequences_from(at::IntArrayRef numbers) {
+  TORCH_CHECK(numbers.size() % 6 == 0, "npu_emulator: a sequence is six numbers");
+  std::vector<Sequence> result;
+  for (size_t i = 0; i < numbers.size(); i += 6) {
+    result.push_back({numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3], numbers[i + 4], numbers[i + 5]});
+  }
+  return result;
+}
+
+void check_blocks(const Problem& p, int64_t blocks) {
+  for (size_t i = 0; i < p.sequences.size(); ++i) {
+    const auto& s = p.sequences[i];
+    if (s.query_length == 0) continue;
+    const int32_t* row = p.block_table + s.kv_batch * p.block_table_stride;
+    for (int64_t used = 0; used * p.page < s.kv_length; ++used) {
+      TORCH_CHECK(row[used] >= 0 && row[used] < blocks, "block_table: sequence ", i, " names block ", row[used],
+                  " as its number ", used, ", the cache has ", blocks, " blocks");
+    }
+  }
+}
+
+void attend_tensors(const Problem& p, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                    const at::Tensor& out, float* lse) {
+  AT_DISPATCH_SWITCH(
+      query.scalar_type(), "npu_emulator::attention",
+      AT_DISPATCH_CASE(at::kFloat, [&] {
+        attend(p, query.const_data_ptr<float>(), key.const_data_ptr<float>(), value.const_data_ptr<float>(),
+               out.mutable_data_ptr<float>(), lse);
+      }) AT_DISPATCH_CASE(at::kBFloat16, [&] {
+        attend(p, query.const_data_ptr<at::BFloat16>(), key.const_data_ptr<at::BFloat16>(),
+               value.const_data_ptr<at::BFloat16>(), out.mutable_data_ptr<at::BFloat16>(), lse);
+      }) AT_DISPATCH_CASE(at::kHalf, [&] {
+        attend(p, query.const_data_ptr<at::Half>(), key.const_data_ptr<at::Half>(), value.const_data_ptr<at::Half>(),
+               out.mutable_data_ptr<at::Half>(), lse);
+      }));
 }
 
 TORCH_LIBRARY_FRAGMENT(npu_emulator, m) {

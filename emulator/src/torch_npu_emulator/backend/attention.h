@@ -51,4 +51,14 @@ struct Problem {
 template <typename T>
 void attend(const Problem& problem, const T* query, const T* key, const T* value, T* out, float* lse);
 
+// The same for tensors of one of these types.
+void attend_tensors(const Problem& problem, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                    const at::Tensor& out, float* lse);
+
+// Six numbers each, in the order of the struct.
+std::vector<Sequence> sequences_from(at::IntArrayRef numbers);
+
+// Raises if the problem's block table names a block that a cache of `blocks` blocks does not have.
+void check_blocks(const Problem& problem, int64_t blocks);
+
 }  // namespace npu_emulator

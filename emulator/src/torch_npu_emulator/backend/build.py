@@ -26,8 +26,9 @@ import platformdirs
 
 # Files of one unit are compiled together: most of a compilation is reading torch's headers.
 UNITS = {
-    "attention": ("attention.cpp", "linear.cpp", "row_operators.cpp"),
-    "device": ("npu_backend.cpp", "fallback.cpp"),
+    "attention": ("attention.cpp", "attention_plan.cpp", "linear.cpp"),
+    "rows": ("row_operators.cpp", "direct_rows.cpp", "direct_merge.cpp", "argmax.cpp"),
+    "device": ("npu_backend.cpp", "fallback.cpp", "direct.cpp"),
     "graphs": (
         "memory_block.cpp",
         "graph_pool.cpp",

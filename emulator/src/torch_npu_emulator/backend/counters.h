@@ -16,6 +16,8 @@ struct Counters {
   std::atomic<int64_t> device_to_host{0}, device_to_host_bytes{0};
   std::atomic<int64_t> host_to_device{0}, host_to_device_bytes{0};
   std::atomic<int64_t> device_to_device{0}, device_to_device_bytes{0};
+  // Keys and values that attention reads, each sequence its own once per call; by token, and by whole page.
+  std::atomic<int64_t> kv_token_bytes{0}, kv_page_bytes{0};
   std::atomic<int64_t> synchronizes{0};
   // Operators whose result size depends on device data (nonzero, boolean indexing, ...): on hardware each of them
   // waits for the stream without being asked to.
@@ -46,8 +48,8 @@ struct Counters {
     const std::lock_guard<std::mutex> lock(mutex);
     for (auto& item : launches_) item.second.count = 0;
     for (auto* value : {&device_to_host, &device_to_host_bytes, &host_to_device, &host_to_device_bytes,
-                        &device_to_device, &device_to_device_bytes, &synchronizes, &implicit_synchronizes, &graph_captures, &graph_replays,
-                        &task_updates}) {
+                        &device_to_device, &device_to_device_bytes, &kv_token_bytes, &kv_page_bytes, &synchronizes, &implicit_synchronizes,
+                        &graph_captures, &graph_replays, &task_updates}) {
       *value = 0;
     }
   }

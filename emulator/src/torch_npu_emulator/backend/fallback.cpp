@@ -10,6 +10,7 @@
 #include "captured_call.h"
 #include "capture.h"
 #include "device.h"
+#include "direct.h"
 #include "operator_rules.h"
 #include "streams.h"
 #include "task_update.h"
@@ -28,6 +29,7 @@ class Call {
     const auto& schema = op_.schema();
     const size_t first = stack_.size() - schema.arguments().size();
     counters.launch(&schema, [this] { return name_of(op_); });
+    if (key == kEmulation && run_directly(op_, stack_)) return;
     for (size_t i = first; i < stack_.size(); ++i) to_host(stack_[i], i - first);
     if (!aliases_.empty()) {
       if (host_tensors_) check_devices();

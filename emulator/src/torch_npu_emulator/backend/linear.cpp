@@ -10,13 +10,14 @@
 
 #include "fallback.h"
 #include "scratch.h"
+#include "tiles.h"
 #include "vectors.h"
 
 namespace npu_emulator {
 namespace {
 
 constexpr int64_t kMostRows = 64;     // beyond it the library's product is the faster one
-constexpr int64_t kWeightRows = 64;   // rows of the weight, columns of the result, that a thread takes at a time
+constexpr int64_t kWeightRows = 32;   // rows of the weight, columns of the result, that are taken at a time
 constexpr int64_t kColumns = 16;      // the matrix unit takes rows in sixteens
 
 // `weight` is [K, N], the transpose of a linear layer's [N, K].
@@ -72,16 +73,33 @@ at::Tensor multiply(const at::Tensor& rows, const at::Tensor& weight, const at::
   auto result = at::empty({count, width}, rows.options());
   auto* out = result.mutable_data_ptr<at::BFloat16>();
   const auto* left = weight.const_data_ptr<at::BFloat16>();
-  static thread_local Scratch shared;
-  shared.restart();
-  auto* packed = shared.take<uint32_t>(depth / 2 * columns);
-  pack(rows, columns, packed);
   at::parallel_for(0, (width + kWeightRows - 1) / kWeightRows, 1, [&](int64_t begin, int64_t end) {
     alignas(64) float products[kWeightRows * kMostRows];
+    static thread_local Scratch own;
+    own.restart();
+    auto* packed = own.take<uint32_t>(depth / 2 * columns);
+    pack(rows, columns, packed);
+#ifdef NPU_EMULATOR_TILES
+    static_assert(kWeightRows == kTileRows);
+    const bool tiled = depth % kTileDepth == 0;
+    if (tiled) configure_tiles();
+#else
+    constexpr bool tiled = false;
+#endif
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kWeightRows, some = std::min(kWeightRows, width - first);
-      at::native::cpublas::brgemm(some, columns, depth, stride, columns, columns, false, left + first * stride,
-                                  reinterpret_cast<const at::BFloat16*>(packed), products, true);
+      const auto* piece = left + first * stride;
+#ifdef NPU_EMULATOR_TILES
+      if (tiled && some == kWeightRows) {
+        const bool more = block + 1 < end && width - first >= 2 * kWeightRows;
+        multiply_tiles(piece, stride, packed, columns, depth, products, more ? piece + kWeightRows * stride : nullptr);
+      } else
+#endif
+      {
+        if (tiled) at::native::cpublas::brgemm_release();
+        at::native::cpublas::brgemm(some, columns, depth, stride, columns, columns, false, piece,
+                                    reinterpret_cast<const at::BFloat16*>(packed), products, true);
+      }
       write(products, some, columns, count, bias == nullptr ? nullptr : bias + first, out + first, width);
     }
     at::native::cpublas::brgemm_release();

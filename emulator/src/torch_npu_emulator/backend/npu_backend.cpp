@@ -187,6 +187,7 @@ std::string counters_json() {
       << ",\"host_to_device_bytes\":" << counters.host_to_device_bytes
       << ",\"device_to_device\":" << counters.device_to_device
       << ",\"device_to_device_bytes\":" << counters.device_to_device_bytes
+      << "},\"kv_bytes\":{\"token\":" << counters.kv_token_bytes << ",\"page\":" << counters.kv_page_bytes
       << "},\"synchronizes\":" << counters.synchronizes
       << ",\"implicit_synchronizes\":" << counters.implicit_synchronizes
       << ",\"graphs\":{\"captures\":" << counters.graph_captures << ",\"replays\":" << counters.graph_replays
@@ -284,6 +285,10 @@ void npu_emulator_count_launch(const char* name) {
     id = &ids[name];
   }
   counters.launch(id, [name] { return std::string(name); });
+}
+void npu_emulator_count_kv_bytes(int64_t token, int64_t page) {
+  counters.kv_token_bytes += token;
+  counters.kv_page_bytes += page;
 }
 void npu_emulator_count_synchronize() { ++counters.synchronizes; }
 void npu_emulator_reset_counters() { counters.reset(); }

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <vector>
 
+#include "row_operators.h"
 #include "rows.h"
 
 namespace npu_emulator {
@@ -55,7 +56,38 @@ void check_alike(const at::Tensor& a, const at::Tensor& b, const char* what) {
               "npu_emulator: ", what);
 }
 
-// y = x / rms(x) * gamma of every row of gamma's length; with `added`, x + added (rounded, kept in `sum`) in x's place.
+// Turns pairs of channels of one head; angle: their cosines, then their sines.
+template <bool kHalf>
+void turn(float* head, const float* angle, int64_t pairs) {
+  constexpr int64_t step = kHalf ? 1 : 2;
+  const int64_t other = kHalf ? pairs : 1;
+#pragma omp simd
+  for (int64_t i = 0; i < pairs; ++i) {
+    const float first = head[i * step], second = head[i * step + other];
+    head[i * step] = first * angle[i] - second * angle[pairs + i];
+    head[i * step + other] = second * angle[i] + first * angle[pairs + i];
+  }
+}
+
+template <typename Slot>
+void write_to(const at::Tensor& source, at::Tensor& cache, const Slot* slots) {
+  const int64_t page = cache.size(1), bytes = source.element_size(), heads = source.size(1);
+  const auto row_bytes = static_cast<size_t>(source.size(2) * bytes);
+  const auto* from = static_cast<const char*>(source.const_data_ptr());
+  auto* to = static_cast<char*>(cache.mutable_data_ptr());
+  for (int64_t t = 0; t < source.size(0); ++t) {  // in order: of two rows with one slot the later one stays
+    const int64_t slot = slots[t];
+    if (slot < 0) continue;
+    TORCH_CHECK_INDEX(slot < cache.size(0) * page, "npu_emulator: write_rows: slot ", slot);
+    for (int64_t h = 0; h < heads; ++h) {
+      std::memcpy(to + (slot / page * cache.stride(0) + slot % page * cache.stride(1) + h * cache.stride(2)) * bytes,
+                  from + (t * source.stride(0) + h * source.stride(1)) * bytes, row_bytes);
+    }
+  }
+}
+
+}  // namespace
+
 void rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& added, const at::Tensor& gamma, double epsilon,
               at::Tensor& y, at::Tensor& rstd, const std::optional<at::Tensor>& sum) {
   const int64_t width = gamma.numel(), rows = width == 0 ? 0 : x.numel() / width;
@@ -102,19 +134,6 @@ void rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& added, const
   });
 }
 
-// Turns pairs of channels of one head; angle: their cosines, then their sines.
-void turn(float* head, const float* angle, int64_t pairs, bool half) {
-  const int64_t step = half ? 1 : 2, other = half ? pairs : 1;
-#pragma omp simd
-  for (int64_t i = 0; i < pairs; ++i) {
-    const float first = head[i * step], second = head[i * step + other];
-    head[i * step] = first * angle[i] - second * angle[pairs + i];
-    head[i * step + other] = second * angle[i] + first * angle[pairs + i];
-  }
-}
-
-// Turns the first `rotary` channels of every head of x [T, heads, D] by the angles of its position: pairs (i, i + r/2)
-// if `half`, else (2i, 2i + 1). cache [positions, rotary]: cosines in the first half of a row, sines in the second.
 void rotate(const at::Tensor& positions, const at::Tensor& x, const at::Tensor& cache, bool half, at::Tensor& out) {
   TORCH_CHECK(x.dim() == 3 && out.sizes() == x.sizes() && out.is_contiguous() && x.stride(2) == 1 &&
                   (x.size(1) <= 1 || x.stride(1) == x.size(2)) && cache.dim() == 2 && cache.is_contiguous() &&
@@ -139,13 +158,14 @@ void rotate(const at::Tensor& positions, const at::Tensor& x, const at::Tensor& 
       const auto [row, angle] = buffers<2>(heads * channels);
       widen_row(in + t * stride, row, heads * channels);
       widen_row(angles + position[t] * rotary, angle, rotary);
-      for (int64_t h = 0; h < heads; ++h) turn(row + h * channels, angle, pairs, half);
+      for (int64_t h = 0; h < heads; ++h) {
+        half ? turn<true>(row + h * channels, angle, pairs) : turn<false>(row + h * channels, angle, pairs);
+      }
       narrow_row(row, target + t * heads * channels, heads * channels);
     });
   });
 }
 
-// out [rows, width] = silu(first half) * second half of the rows of x [rows, 2 * width].
 void swiglu(const at::Tensor& x, at::Tensor& out) {
   const int64_t width = out.size(-1), rows = width == 0 ? 0 : out.numel() / width;
   TORCH_CHECK(x.is_contiguous() && out.is_contiguous() && x.scalar_type() == out.scalar_type() &&
@@ -170,29 +190,18 @@ void swiglu(const at::Tensor& x, at::Tensor& out) {
   });
 }
 
-// cache[slot / page, slot % page] = row of source [T, heads, D] for all slots that are not negative.
 void write_rows(const at::Tensor& source, at::Tensor& cache, const at::Tensor& slots) {
   TORCH_CHECK(source.dim() == 3 && cache.dim() == 4 && cache.size(2) == source.size(1) &&
                   cache.size(3) == source.size(2) && source.stride(2) == 1 && cache.stride(3) == 1 &&
                   source.scalar_type() == cache.scalar_type() && slots.dim() == 1 && slots.is_contiguous() &&
-                  slots.scalar_type() == at::kLong && slots.size(0) == source.size(0),
+                  slots.size(0) == source.size(0),
               "npu_emulator: write_rows");
-  const auto* slot = slots.const_data_ptr<int64_t>();
-  const int64_t page = cache.size(1), bytes = source.element_size(), heads = source.size(1);
-  const auto row_bytes = static_cast<size_t>(source.size(2) * bytes);
-  const auto* from = static_cast<const char*>(source.const_data_ptr());
-  auto* to = static_cast<char*>(cache.mutable_data_ptr());
-  for (int64_t t = 0; t < source.size(0); ++t) {  // in order: of two rows with one slot the later one stays
-    if (slot[t] < 0) continue;
-    TORCH_CHECK_INDEX(slot[t] < cache.size(0) * page, "npu_emulator: write_rows: slot ", slot[t]);
-    for (int64_t h = 0; h < heads; ++h) {
-      std::memcpy(to + (slot[t] / page * cache.stride(0) + slot[t] % page * cache.stride(1) + h * cache.stride(2)) * bytes,
-                  from + (t * source.stride(0) + h * source.stride(1)) * bytes, row_bytes);
-    }
+  if (slots.scalar_type() == at::kInt) {
+    write_to(source, cache, slots.const_data_ptr<int32_t>());
+  } else {
+    write_to(source, cache, slots.const_data_ptr<int64_t>());
   }
 }
-
-}  // namespace
 
 TORCH_LIBRARY_FRAGMENT(npu_emulator, m) {
   m.def("rms_norm(Tensor x, Tensor? added, Tensor gamma, float epsilon, Tensor(a!) y, Tensor(b!) rstd, "

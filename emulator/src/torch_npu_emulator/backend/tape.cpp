@@ -3,6 +3,8 @@
 #include "alias.h"
 #include "capture.h"
 #include "counters.h"
+#include "direct.h"
+#include "fallback.h"
 #include "replay.h"
 #include "streams.h"
 
@@ -25,7 +27,9 @@ void run(const Node& node) {
       const auto& schema = node.op->schema();
       counters.launch(&schema, [&node] { return node.name; });
       torch::jit::Stack stack(node.arguments);
-      node.op->redispatchBoxed(c10::DispatchKeySet(node.key), &stack);
+      if (node.key != kEmulation || !run_directly(*node.op, stack)) {
+        node.op->redispatchBoxed(c10::DispatchKeySet(node.key), &stack);
+      }
       for (const auto& fresh : node.fresh) {
         const auto& value = stack[fresh.result];
         fresh.memory.copy_(value.isTensor() ? value.toTensor() : value.toTensorVector()[fresh.element]);

@@ -34,6 +34,8 @@ _library = _load()
 _library.npu_emulator_init.argtypes = [ctypes.c_int, ctypes.c_int64]
 _library.npu_emulator_bind.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
 _library.npu_emulator_count_launch.argtypes = [ctypes.c_char_p]
+_library.npu_emulator_count_kv_bytes.argtypes = [ctypes.c_int64, ctypes.c_int64]
+_library.npu_emulator_use_direct_form.argtypes = [ctypes.c_char_p, ctypes.c_int]
 _library.npu_emulator_allocated.restype = ctypes.c_int64
 _library.npu_emulator_peak.restype = ctypes.c_int64
 _library.npu_emulator_counters.restype = ctypes.c_char_p
@@ -45,10 +47,12 @@ set_device: Any = _library.npu_emulator_set_device
 allocated: Any = _library.npu_emulator_allocated
 peak: Any = _library.npu_emulator_peak
 reset_peak: Any = _library.npu_emulator_reset_peak
+add_kv_bytes: Any = _library.npu_emulator_count_kv_bytes
 count_synchronize: Any = _library.npu_emulator_count_synchronize
 set_stream: Any = _library.npu_emulator_set_stream
 replaying: Any = _library.npu_emulator_replaying
 capturing: Any = _library.npu_emulator_capturing
+forget_attention_plans: Any = _library.npu_emulator_forget_attention_plans
 reset_counters: Any = _library.npu_emulator_reset_counters
 
 
@@ -69,6 +73,11 @@ trace_poison(settings.TRACE_POISON)
 def bind(library: str, name: str) -> None:
     """Gives the operator ``library::name`` a kernel for npu tensors: the one registered under PrivateUse2."""
     _library.npu_emulator_bind(library.encode(), name.encode())
+
+
+def use_direct_form(name: str, on: bool = True) -> None:
+    """Switches a compiled form of an operator on or off that the backend has beside the emulation in Python."""
+    _library.npu_emulator_use_direct_form(name.encode(), on)
 
 
 def count_launch(name: str) -> None:

@@ -114,6 +114,11 @@ split_batch_kernels.register(
     implementation=os.environ.get("NPU_EMU_KERNELS", "reference"),
     ops=split_batch_kernels.SCHEMAS,
 )
+# The log is written in Python, and so are the device's limits checked.
+_backend.use_direct_form(
+    split_batch_kernels.MERGE,
+    os.environ.get("NPU_EMU_KERNELS", "reference") == "reference" and not (oplog.active() or settings.DEVICE_LIMITS),
+)
 _library = torch.library.Library("npu", "FRAGMENT")
 _library.impl("fa_fp32_stage1", _capture_stage1, "PrivateUse3")
 for _op in split_batch_kernels.SCHEMAS:

@@ -38,28 +38,23 @@ from torch_npu.emulator import background, settings
 
 SCHEMA = "torch-npu-emulator.counters/1"
 
-_lock = threading.Lock()
-_kv_bytes = {"token": 0, "page": 0}
-
 
 def add_kv_bytes(token: int, page: int) -> None:
     """Counts keys and values read by one attention call, in bytes."""
-    with _lock:
-        _kv_bytes["token"] += token
-        _kv_bytes["page"] += page
+    from torch_npu import _backend  # late: the backend is loaded after this module
+
+    _backend.add_kv_bytes(token, page)
 
 
 def snapshot() -> dict[str, Any]:
-    from torch_npu import _backend  # late: the backend is loaded after this module
+    from torch_npu import _backend
 
     backend = _backend.counters()
-    with _lock:
-        kv_bytes = dict(_kv_bytes)
     return {
         "schema": SCHEMA,
         "pid": os.getpid(),
         "launches": backend["launches"],
-        "kv_bytes": kv_bytes,
+        "kv_bytes": backend["kv_bytes"],
         "copies": backend["copies"],
         "synchronizes": backend["synchronizes"],
         "implicit_synchronizes": backend["implicit_synchronizes"],
@@ -73,8 +68,6 @@ def reset() -> None:
     from torch_npu import _backend
 
     _backend.reset_counters()
-    with _lock:
-        _kv_bytes.update(token=0, page=0)
 
 
 @contextlib.contextmanager
@@ -120,11 +113,5 @@ def start() -> None:
         raise settings.SettingError(
             f"NPU_EMU_COUNTERS={folder}: the folder cannot be made ({error.strerror})"
         ) from error
-    background.Repeated(lambda: _write(folder), _begin_anew)
-
-
-def _begin_anew() -> None:
-    """In a forked child: its counts start at zero, and its lock is not one that a thread of its parent held."""
-    global _lock
-    _lock = threading.Lock()
-    reset()
+    # A forked child's counts start at zero.
+    background.Repeated(lambda: _write(folder), reset)

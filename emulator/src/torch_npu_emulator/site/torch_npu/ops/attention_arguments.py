@@ -2,71 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from torch_npu.emulator import settings
 from torch_npu.ops import attention_limits as limits
 from torch_npu.ops.attention_core import UNLIMITED, Call, Sequence
-
-# All layers of a model's step call with the same shapes and lengths: what was checked once is remembered.
-_REMEMBERED = 64
-_accepted: dict[tuple[Any, ...], Call] = {}
-
-
-def prepare(op: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **arguments: Any) -> Call:
-    """The call, without its results' memory. Raises for arguments outside the documented limits."""
-    fingerprint = _fingerprint(op, query, key, value, **arguments)
-    accepted = None if fingerprint is None else _accepted.get(fingerprint)
-    if accepted is None:
-        call = _check(op, query, key, value, **arguments)
-        if fingerprint is not None:
-            if len(_accepted) >= _REMEMBERED:
-                _accepted.pop(next(iter(_accepted)))
-            _accepted[fingerprint] = call.without_tensors()
-        return call
-    call = Call.__new__(Call)
-    call.__dict__.update(accepted.__dict__)
-    layout, heads = arguments["layout"], arguments["heads"]
-    kv_heads = arguments["kv_heads"] or heads
-    call.block_table = arguments["block_table"]
-    call.query = _with_contiguous_channels(by_head(op, layout, "query", query, heads))
-    if call.block_table is not None:
-        keys, values = paged_keys(key, kv_heads), paged_keys(value, kv_heads)
-    else:
-        keys = by_head(op, layout, "key", key, kv_heads)
-        values = by_head(op, layout, "value", value, kv_heads)
-    call.key, call.value = _with_contiguous_channels(keys), _with_contiguous_channels(values)
-    return call
-
-
-def _fingerprint(
-    op: str,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    atten_mask: torch.Tensor | None,
-    query_lengths: list[int] | None,
-    kv_lengths: list[int] | None,
-    block_table: torch.Tensor | None,
-    sink: torch.Tensor | None,
-    **others: Any,
-) -> tuple[Any, ...] | None:
-    """All that the checks and the prepared call depend on; None where that includes values of tensors."""
-    values_matter = sink is not None or (atten_mask is not None and others["sparse_mode"] < 2)
-    if values_matter or settings.ACTIVE_FAULTS:
-        return None
-    tensors = (query, key, value, block_table, atten_mask)
-    return (
-        op,
-        settings.FLOAT32_ATTENTION,
-        *(None if t is None else (t.shape, t.dtype) for t in tensors),
-        None if query_lengths is None else tuple(query_lengths),
-        None if kv_lengths is None else tuple(kv_lengths),
-        *others.values(),
-    )
 
 
 def split_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -192,7 +131,7 @@ def _visibility(
             call.before, call.after = min(pre_tokens, UNLIMITED), min(next_tokens, UNLIMITED)
 
 
-def _check(
+def prepare(
     op: str,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -214,7 +153,7 @@ def _check(
     with_lse: bool,
     sink: torch.Tensor | None,
 ) -> Call:
-    """Checks the arguments against the documented limits; returns the call without its results' memory."""
+    """The call, without its results' memory. Raises for arguments outside the documented limits."""
     if layout not in limits.LAYOUTS:
         raise NotImplementedError(
             f"{op}: input_layout={layout!r} is not modelled; modelled are {', '.join(limits.LAYOUTS)}"
@@ -265,6 +204,7 @@ def _check(
         block_size if paged else 0,
         sparse_mode,
         sink=sink,
+        settled_by_shapes=sink is None and (atten_mask is None or sparse_mode >= 2),
     )
     _visibility(op, call, sparse_mode, atten_mask, pre_tokens, next_tokens, kv_columns)
     return call

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -10,8 +9,6 @@ import torch
 from torch_npu.emulator import counters, oplog, settings
 
 UNLIMITED = 2147483647  # int32: what the operators' documents use for "no limit" on tokens
-
-_NOTHING = torch.empty(0)
 
 LSE_SHIFT = 3.0
 LOG2_E = 1.4426950408889634
@@ -59,25 +56,11 @@ class Call:
     mask: torch.Tensor | None = None
     sink: torch.Tensor | None = None
 
-    # Worked out once for calls that are repeated.
-    flat_sequences: list[int] | None = None
-    counted_tokens: tuple[int, int] | None = None
-    counted_rows: int | None = None
-
-    def without_tensors(self) -> Call:
-        """What can be kept for a later call with tensors of the same shapes."""
-        kept = copy.copy(self)
-        kept.query = kept.key = kept.value = kept.out = _NOTHING
-        kept.lse = kept.block_table = None
-        kept.flat_sequences = self.flatten()
-        kept.counted_tokens = self.kv_tokens()
-        kept.counted_rows = self.query_rows()
-        return kept
+    #: Whether what was checked holds for all calls with tensors of the same shapes, whatever these hold.
+    settled_by_shapes: bool = False
 
     def flatten(self) -> list[int]:
         """The sequences as the backend takes them: six numbers each."""
-        if self.flat_sequences is not None:
-            return self.flat_sequences
         return [
             number
             for s in self.sequences
@@ -86,16 +69,14 @@ class Call:
 
     def query_rows(self) -> int:
         """How many query rows belong to a sequence."""
-        return sum(s.query_length for s in self.sequences) if self.counted_rows is None else self.counted_rows
+        return sum(s.query_length for s in self.sequences)
 
     @property
     def masked(self) -> bool:
         return self.mask is not None or self.before < UNLIMITED or self.after < UNLIMITED
 
-    def kv_tokens(self) -> tuple[int, int]:
-        """How many keys all sequences read: by token, and by whole page. Each sequence reads its keys once."""
-        if self.counted_tokens is not None:
-            return self.counted_tokens
+    def kv_bytes(self) -> tuple[int, int]:
+        """Bytes of keys and values that all sequences read: by token, and by page. Each reads its keys once."""
         tokens = pages = 0
         windowed = self.before < UNLIMITED or self.after < UNLIMITED
         for s in self.sequences:
@@ -115,7 +96,8 @@ class Call:
             tokens += last - first
             if self.block_size and last > first:
                 pages += -(-last // self.block_size) - first // self.block_size
-        return tokens, pages * self.block_size if self.block_size else tokens
+        row = (self.key.shape[3] + self.value.shape[3]) * self.key.shape[2] * self.key.element_size()
+        return tokens * row, (pages * self.block_size if self.block_size else tokens) * row
 
 
 def run(call: Call) -> None:
@@ -142,9 +124,8 @@ def run(call: Call) -> None:
     )
     if settings.ACTIVE_FAULTS:
         _inject_after(call)
-    tokens, page_tokens = call.kv_tokens()
-    row_bytes = (call.key.shape[3] + call.value.shape[3]) * call.key.shape[2] * call.key.element_size()
-    counters.add_kv_bytes(tokens * row_bytes, page_tokens * row_bytes)
+    kv_bytes = call.kv_bytes()
+    counters.add_kv_bytes(*kv_bytes)
     if oplog.active():
         oplog.write(
             f"npu::{call.op}",
@@ -155,7 +136,7 @@ def run(call: Call) -> None:
             masked=call.masked,
             sparse_mode=call.sparse_mode,
             paged=call.block_table is not None,
-            kv_bytes=(tokens * row_bytes, page_tokens * row_bytes),
+            kv_bytes=kv_bytes,
             lse=call.lse is not None,
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_npu.emulator import oplog, settings
 from torch_npu.ops import attention_arguments as arguments_of
 from torch_npu.ops.attention_core import UNLIMITED, Call, run
 from torch_npu.ops.registry import emulates
@@ -43,6 +44,7 @@ def _attention(op: str, query: torch.Tensor, key: torch.Tensor, value: torch.Ten
     out = query.new_empty(_output_shape(call.layout, call.query, call.value.shape[3]))
     lse = torch.empty(_lse_shape(call.layout, call.query), dtype=torch.float32) if with_lse else torch.zeros(1)
     _compute(call, out, lse if with_lse else None)
+    _plan(call, with_lse, query, key, value)
     return out, lse
 
 
@@ -53,6 +55,7 @@ def _attention_out(
     call = arguments_of.prepare(op, query, key, value, **arguments)
     attention, lse = _checked_out(op, call, query, out, arguments["with_lse"])
     _compute(call, attention, lse if arguments["with_lse"] else None)
+    _plan(call, arguments["with_lse"], query, key, value)
     return attention, lse
 
 
@@ -86,6 +89,32 @@ def _compute(call: Call, out: torch.Tensor, lse: torch.Tensor | None) -> None:
     if lse is not None:
         call.lse = lse.view(1, *lse.shape[:2]) if call.layout == "TND" else lse.squeeze(3).transpose(1, 2)
     run(call)
+
+
+def _plan(call: Call, with_lse: bool, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Tells the backend what the call came down to, so that further ones of its kind need no Python.
+
+    That is for the form in which a model's layers read the paged cache. A log of calls and faults are made in Python.
+    """
+    table = call.block_table
+    if table is None or call.layout != "TND" or key.dim() != 3 or oplog.active() or settings.ACTIVE_FAULTS:
+        return
+    in_place = all(tensor.stride(-1) == 1 for tensor in (query, key, value, table))
+    if not (in_place and call.settled_by_shapes):
+        return
+    torch.ops.npu_emulator.plan_attention(
+        call.flatten(),
+        call.query.shape[2],
+        call.key.shape[2],
+        call.key.shape[3],
+        call.value.shape[3],
+        call.scale,
+        call.aligned_at_end,
+        call.before,
+        call.after,
+        with_lse,
+        *call.kv_bytes(),
+    )
 
 
 def _refuse_others(op: str, others: dict[str, Any], defaults: dict[str, Any]) -> None:
