@@ -90,6 +90,13 @@ def test_what_was_refused_is_refused_again(checked):
     assert _backend.forget_attention_plans() == 0
 
 
+def test_a_plan_that_comes_after_its_call_has_failed_belongs_to_none(checked):
+    with pytest.raises(RuntimeError, match="the last query end is 1"):
+        decode(actual_seq_lengths=[1, 1])
+    torch.ops.npu_emulator.plan_attention([0, 0, 1, 0, 0, 1], 4, 2, 64, 64, 1.0, False, 0, 0, False, 0, 0)
+    assert _backend.forget_attention_plans() == 0
+
+
 @pytest.mark.parametrize(("name", "value"), [("ACTIVE_FAULTS", frozenset({"lse_shift"})), ("OPLOG_PATH", "unused")])
 def test_faults_and_the_log_are_made_in_python(checked, monkeypatch, name, value):
     monkeypatch.setattr(settings, name, value)

@@ -16,6 +16,7 @@ from torch_npu.emulator import counters
 from torch_npu.ops import activation, host_custom, kv_cache, norm, rope
 
 host_custom.define()
+OF_EMULATIONS = ("torch_npu/ops", "split_batch_kernels/merge")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -32,7 +33,7 @@ def calls_of_python(function):
     seen = []
 
     def note(frame, event, _):
-        if event == "call" and "torch_npu/ops" in frame.f_code.co_filename:
+        if event == "call" and any(part in frame.f_code.co_filename for part in OF_EMULATIONS):
             seen.append(frame.f_code.co_name)
 
     sys.setprofile(note)
@@ -128,6 +129,21 @@ def test_rotary_embedding(dtype, mode, rotary):
     equal(results, rope.npu_mrope(positions, query, key, cache, 64, **arguments))
 
 
+@pytest.mark.parametrize("position_type", [torch.int32, torch.int64])
+def test_rotary_embedding_of_no_token(position_type):
+    x = torch.empty(0, 128)
+    check(
+        torch.ops.npu.npu_mrope,
+        rope.npu_mrope,
+        torch.empty(0, dtype=position_type),
+        x,
+        x[:, :64].contiguous(),
+        rand(10, 64),
+        64,
+        direct=position_type == torch.int64,
+    )
+
+
 def test_what_is_refused_of_rotary_embeddings():
     positions, x, cache = torch.tensor([10]).npu(), rand(1, 64).npu(), rand(10, 64).npu()
     with pytest.raises(IndexError, match="position 10 is outside of the cosine and sine cache of 10 rows"):
@@ -165,11 +181,28 @@ def test_cache_writes(dtype, slot_type, scatter):
     assert expected.any()
 
 
+def test_rows_that_lie_in_the_cache_are_read_before_they_are_overwritten():
+    def write(move, operator):
+        both = move(torch.arange(4.0).view(1, 4, 1, 1, 1).repeat(1, 1, 2, 2, 8))
+        key, value = both[:, :, 0], both[:, :, 1]
+        operator(key[0, :3], value[0, :3], key, value, move(torch.tensor([1, 2, 3])))
+        return both
+
+    written = write(on_npu, torch.ops.npu._npu_reshape_and_cache)
+    assert torch.equal(written.cpu(), write(lambda x: x, kv_cache._npu_reshape_and_cache))
+    assert written[0, :, 0, 0, 0].tolist() == [0, 0, 1, 2]
+
+
 def test_a_slot_beyond_the_cache_writes_nothing():
     rows, cache = rand(2, 2, 8).npu(), torch.zeros(2, 4, 2, 8).npu()
     with pytest.raises(RuntimeError, match="slot 8 is beyond the cache's 2 blocks of 4"):
         torch_npu._npu_reshape_and_cache(rows, rows, cache, cache, torch.tensor([0, 8]).npu())
     assert not cache.cpu().any()
+
+
+def test_a_form_that_does_not_exist_cannot_be_switched():
+    with pytest.raises(KeyError, match="npu::npu_swigloo has no compiled form"):
+        _backend.use_direct_form("npu::npu_swigloo")
 
 
 # ---- the kernel wheel's merge ---------------------------------------------------------------------------------------
@@ -192,7 +225,8 @@ def test_the_merge(merge, code, types, replicas):
     one, other = (rand(33, 9, 64, dtype=dtype, seed=seed) for seed, dtype in enumerate(types))
     lse1, lse2 = rand(33, 9, seed=2) * 8, rand(33, 9, seed=3) * 8
     given = [t.npu() for t in (one, other, lse1.repeat_interleave(replicas, 1).contiguous(), lse2)]
-    merged = merge(*given, code)
+    merged, python = calls_of_python(lambda: merge(*given, code))
+    assert python is not (torch.float16 not in types and (code == 1 or (code == 0 and types[0] == torch.bfloat16)))
     expected = split_batch_kernels.lse_merge(one, other, lse1, lse2, code)
     assert (merged.dtype, merged.shape) == (expected.dtype, expected.shape)
     # The exponential of another library: of results of 16 bits, some fall on the other side.

@@ -57,8 +57,8 @@ inline at::Tensor to_cpu_alias(const at::Tensor& tensor) {
   return share(tensor, c10::Device(c10::kCPU), c10::GetCPUAllocator(), c10::DispatchKey::CPU, &shared_data);
 }
 
-inline at::Tensor to_npu_alias(const at::Tensor& tensor) {
-  return share(tensor, c10::Device(kNpu, current_device), &npu_allocator, c10::DispatchKey::PrivateUse1, &adopted_data);
+inline at::Tensor to_npu_alias(const at::Tensor& tensor, c10::DeviceIndex device) {
+  return share(tensor, c10::Device(kNpu, device), &npu_allocator, c10::DispatchKey::PrivateUse1, &adopted_data);
 }
 
 }  // namespace npu_emulator

@@ -183,12 +183,15 @@ void plan_attention(at::IntArrayRef sequences, int64_t heads, int64_t kv_heads, 
   memory.plans.emplace(memory.asked, std::move(plan));
 }
 
-[[maybe_unused]] const bool direct_attention_added = add_direct_form("npu::npu_fused_infer_attention_score", &attend_as_planned) &&
-                                    add_direct_form("npu::npu_fused_infer_attention_score.out", &attend_as_planned) &&
-                                    add_direct_form("npu::npu_fused_infer_attention_score_v2", &attend_as_planned) &&
-                                    add_direct_form("npu::npu_fused_infer_attention_score_v2.out", &attend_as_planned);
+[[maybe_unused]] const bool direct_attention_added =
+    add_direct_form("npu::npu_fused_infer_attention_score", &attend_as_planned) &&
+    add_direct_form("npu::npu_fused_infer_attention_score.out", &attend_as_planned) &&
+    add_direct_form("npu::npu_fused_infer_attention_score_v2", &attend_as_planned) &&
+    add_direct_form("npu::npu_fused_infer_attention_score_v2.out", &attend_as_planned);
 
 }  // namespace
+
+AwaitPlan::~AwaitPlan() { memory.answers = false; }
 
 int forget_attention_plans() {
   const auto plans = static_cast<int>(memory.plans.size());

@@ -43,4 +43,10 @@ bool run_directly(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 }  // namespace npu_emulator
 
-extern "C" void npu_emulator_use_direct_form(const char* name, int on) { npu_emulator::forms().at(name).on = on != 0; }
+// Returns whether there is such a form.
+extern "C" int npu_emulator_use_direct_form(const char* name, int on) {
+  const auto found = npu_emulator::forms().find(name);
+  if (found == npu_emulator::forms().end()) return 0;
+  found->second.on = on != 0;
+  return 1;
+}

@@ -23,6 +23,15 @@ bool add_direct_form(const char* name, DirectForm form, bool on = true);
 // Runs the operator's direct form, if it has one that takes these arguments.
 bool run_directly(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
+// While it lives, the emulation in Python may say what the call comes down to that run_directly() left to it: a plan that
+// comes later, after the call has failed, say, belongs to no call.
+struct AwaitPlan {
+  AwaitPlan() = default;
+  ~AwaitPlan();
+  AwaitPlan(const AwaitPlan&) = delete;
+  AwaitPlan& operator=(const AwaitPlan&) = delete;
+};
+
 // Whether all tensors are on one kind of device.
 inline bool on_one_device(std::initializer_list<std::reference_wrapper<const at::Tensor>> tensors) {
   const auto device = tensors.begin()->get().device().type();

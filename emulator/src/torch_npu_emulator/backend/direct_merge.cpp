@@ -49,12 +49,13 @@ bool merge(const c10::OperatorHandle&, torch::jit::Stack& stack, size_t first) {
       one.out.size(-1) != other.out.size(-1) || !on_one_device({one.out, other.out, one.lse, other.lse})) {
     return false;
   }
-  std::vector<float> weights(one.rows);
+  std::vector<float> weights(one.rows), other_weights(one.rows);
   for (int64_t row = 0; row < one.rows; ++row) {
-    const float weight = 1.0f / (1.0f + std::exp(other.level(row) - one.level(row)));
-    // Neither is without weight: with an infinity or NaN that does not hold, either.
-    if (!(weight > 0.0f && weight < 1.0f && std::isfinite(one.level(row)) && std::isfinite(other.level(row)))) return false;
-    weights[row] = weight;
+    const float above = other.level(row) - one.level(row);
+    weights[row] = 1.0f / (1.0f + std::exp(above));
+    other_weights[row] = 1.0f / (1.0f + std::exp(-above));
+    // Neither is without weight, as it is where a level is no number.
+    if (!(std::isfinite(above) && weights[row] > 0.0f && other_weights[row] > 0.0f)) return false;
   }
   auto result = at::empty(one.out.sizes(), one.out.options().dtype(at::kBFloat16));
   const int64_t width = one.out.size(-1);
@@ -62,9 +63,9 @@ bool merge(const c10::OperatorHandle&, torch::jit::Stack& stack, size_t first) {
   for (int64_t row = 0; row < one.rows; ++row) {
     one.widen_row_to(row, a.data());
     other.widen_row_to(row, b.data());
-    const float weight = weights[row], rest = 1.0f / (1.0f + std::exp(one.level(row) - other.level(row)));
+    const float weight = weights[row], other_weight = other_weights[row];
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) a[i] = a[i] * weight + b[i] * rest;
+    for (int64_t i = 0; i < width; ++i) a[i] = a[i] * weight + b[i] * other_weight;
     narrow_row(a.data(), result.mutable_data_ptr<at::BFloat16>() + row * width, width);
   }
   finish_directly(stack, first, std::move(result));

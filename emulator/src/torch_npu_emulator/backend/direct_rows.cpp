@@ -115,8 +115,9 @@ bool rotary(const c10::OperatorHandle&, torch::jit::Stack& stack, size_t first) 
   return true;
 }
 
+// Rows that lie in one of the caches could be overwritten before they are read.
 bool takes_rows(const at::Tensor& source, const at::Tensor& cache, const at::Tensor& slots) {
-  return source.dim() == 3 && cache.dim() == 4 && cache.sizes().slice(2) == source.sizes().slice(1) &&
+  return !source.storage().is_alias_of(cache.storage()) && source.dim() == 3 && cache.dim() == 4 && cache.sizes().slice(2) == source.sizes().slice(1) &&
          source.scalar_type() == cache.scalar_type() && source.stride(2) == 1 && cache.stride(3) == 1 &&
          slots.size(0) == source.size(0) && on_one_device({source, cache, slots});
 }
@@ -131,6 +132,7 @@ bool all_below(const at::Tensor& slots, int64_t limit) {
 bool write_both(torch::jit::Stack& stack, size_t first) {
   const at::Tensor key = stack[first].toTensor(), value = stack[first + 1].toTensor(), slots = stack[first + 4].toTensor();
   at::Tensor key_cache = stack[first + 2].toTensor(), value_cache = stack[first + 3].toTensor();
+  if (value.storage().is_alias_of(key_cache.storage())) return false;
   if (slots.dim() != 1 || !slots.is_contiguous() || (slots.scalar_type() != at::kInt && slots.scalar_type() != at::kLong) ||
       !takes_rows(key, key_cache, slots) || !takes_rows(value, value_cache, slots)) {
     return false;

@@ -30,6 +30,7 @@ class Call {
     const size_t first = stack_.size() - schema.arguments().size();
     counters.launch(&schema, [this] { return name_of(op_); });
     if (key == kEmulation && run_directly(op_, stack_)) return;
+    const AwaitPlan guard;
     for (size_t i = first; i < stack_.size(); ++i) to_host(stack_[i], i - first);
     if (!aliases_.empty()) {
       if (host_tensors_) check_devices();
@@ -133,7 +134,8 @@ class Call {
     if (view_of != npu_storages_.end()) {
       return tensor_on(c10::Storage(view_of->second), tensor, c10::DispatchKey::PrivateUse1);
     }
-    at::Tensor result = to_npu_alias(tensor);
+    // Where the arguments are, as on hardware; without any, on the current device.
+    at::Tensor result = to_npu_alias(tensor, aliases_.empty() ? current_device : aliases_.front().first.device().index());
     // Further results in the same new memory share its storage, which counts once.
     npu_storages_.emplace(tensor.storage().unsafeGetStorageImpl(), result.storage());
     return result;

@@ -28,6 +28,7 @@ void run(const Node& node) {
       counters.launch(&schema, [&node] { return node.name; });
       torch::jit::Stack stack(node.arguments);
       if (node.key != kEmulation || !run_directly(*node.op, stack)) {
+        const AwaitPlan guard;
         node.op->redispatchBoxed(c10::DispatchKeySet(node.key), &stack);
       }
       for (const auto& fresh : node.fresh) {

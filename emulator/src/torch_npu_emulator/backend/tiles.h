@@ -24,7 +24,9 @@ inline void configure_tiles() {
   } configuration;
   std::fill_n(configuration.bytes, 8, 64);
   std::fill_n(configuration.rows, 8, 16);
-  _tile_loadconfig(&configuration);
+  static_assert(sizeof configuration == 64);
+  // Not _tile_loadconfig: GCC's says that it reads a pointer's size, and what is behind that is never stored.
+  asm volatile("ldtilecfg %0" : : "m"(configuration) : "memory");
 }
 
 // Fetches the lines of a block of kTileRows rows of a weight, in the order of memory, some at a time.
@@ -52,6 +54,7 @@ class Fetch {
 template <bool kWide>
 inline void multiply_block(const at::BFloat16* weight, int64_t stride, const uint32_t* packed, int64_t columns,
                            int64_t depth, float* products, Fetch& next) {
+  asm volatile("" : : : "memory");  // nor does the compiler know that tiles are loaded from memory
   _tile_zero(0);
   _tile_zero(1);
   if (kWide) _tile_zero(2);

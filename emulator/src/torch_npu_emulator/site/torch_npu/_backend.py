@@ -77,7 +77,8 @@ def bind(library: str, name: str) -> None:
 
 def use_direct_form(name: str, on: bool = True) -> None:
     """Switches a compiled form of an operator on or off that the backend has beside the emulation in Python."""
-    _library.npu_emulator_use_direct_form(name.encode(), on)
+    if not _library.npu_emulator_use_direct_form(name.encode(), on):
+        raise KeyError(f"{name} has no compiled form")
 
 
 def count_launch(name: str) -> None:

@@ -27,13 +27,13 @@ def _apply(
     """
     rotary = cos_sin_cache.shape[-1]
     if x.dtype == cos_sin_cache.dtype and x.dtype in COMPILED and x.stride(-1) == 1 and cos_sin_cache.is_contiguous():
-        split = x.view(x.shape[0], -1, head_size) if x.dim() == 2 else x
+        split = x.view(x.shape[0], x.shape[1] // head_size, head_size) if x.dim() == 2 else x
         if split.shape[1] <= 1 or split.stride(1) == head_size:
             out = x.new_empty(split.shape)
             torch.ops.npu_emulator.rotate(positions.long().contiguous(), split, cos_sin_cache, half, out)
             return out.view(x.shape)
     cos, sin = cos_sin_cache.index_select(0, positions).float().unsqueeze(1).chunk(2, -1)
-    heads = x.reshape(x.shape[0], -1, head_size).float()
+    heads = x.reshape(x.shape[0], x.shape[1:].numel() // head_size, head_size).float()
     rotated = _rotate(heads[..., :rotary], cos, sin, half)
     if rotary < head_size:
         rotated = torch.cat((rotated, heads[..., rotary:]), -1)
