@@ -128,6 +128,20 @@ def test_counters_and_log_of_a_process_and_its_forked_child(run_emulated, tmp_pa
     assert not list((tmp_path / "counters").glob(".*"))
 
 
+def test_a_forked_child_that_leaves_the_device_alone_writes_no_counters(run_emulated, tmp_path):
+    source = ATTENTION + textwrap.dedent("""
+        import multiprocessing, os, time
+        if __name__ == "__main__":
+            attend(3)
+            process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1.2,))
+            process.start(); process.join()
+            print(os.getpid())
+    """)
+    result = run_emulated(source, NPU_EMU_COUNTERS=str(tmp_path), OMP_NUM_THREADS="1")
+    assert result.returncode == 0, result.stderr
+    assert [file.name for file in tmp_path.iterdir()] == [f"{result.stdout.strip()}.json"]
+
+
 def test_the_log_may_be_one_file(run_emulated, tmp_path):
     result = run_emulated(ATTENTION + "attend()\n", NPU_EMU_OPLOG=str(tmp_path / "calls.jsonl"))
     assert result.returncode == 0, result.stderr

@@ -21,7 +21,7 @@
 * memory: bytes, of all devices of the process. The other numbers start again at zero with ``reset()``; these do not.
 
 With ``NPU_EMU_COUNTERS=FOLDER`` the process writes ``FOLDER/<pid>.json`` twice a second, when something changed,
-and when it ends.
+and when it ends; a forked child only once it has done something with the device.
 """
 
 from __future__ import annotations
@@ -113,5 +113,11 @@ def start() -> None:
         raise settings.SettingError(
             f"NPU_EMU_COUNTERS={folder}: the folder cannot be made ({error.strerror})"
         ) from error
-    # A forked child's counts start at zero.
-    background.Repeated(lambda: _write(folder), reset)
+    background.Repeated(lambda: _write(folder), _begin_anew)
+
+
+def _begin_anew() -> None:
+    """In a forked child: its counts start at zero, and it writes none before it does something with the device."""
+    global _written
+    reset()
+    _written = snapshot()
