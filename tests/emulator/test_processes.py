@@ -137,9 +137,10 @@ def test_a_forked_child_that_leaves_the_device_alone_writes_no_counters(run_emul
             process.start(); process.join()
             print(os.getpid())
     """)
-    result = run_emulated(source, NPU_EMU_COUNTERS=str(tmp_path), OMP_NUM_THREADS="1")
+    folder = tmp_path / "counters"
+    result = run_emulated(source, NPU_EMU_COUNTERS=str(folder), OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr
-    assert [file.name for file in tmp_path.iterdir()] == [f"{result.stdout.strip()}.json"]
+    assert [file.name for file in folder.iterdir()] == [f"{result.stdout.strip()}.json"]
 
 
 def test_the_log_may_be_one_file(run_emulated, tmp_path):
