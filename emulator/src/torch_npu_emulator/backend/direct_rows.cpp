@@ -117,9 +117,10 @@ bool rotary(const c10::OperatorHandle&, torch::jit::Stack& stack, size_t first) 
 
 // Rows that lie in one of the caches could be overwritten before they are read.
 bool takes_rows(const at::Tensor& source, const at::Tensor& cache, const at::Tensor& slots) {
-  return !source.storage().is_alias_of(cache.storage()) && source.dim() == 3 && cache.dim() == 4 && cache.sizes().slice(2) == source.sizes().slice(1) &&
-         source.scalar_type() == cache.scalar_type() && source.stride(2) == 1 && cache.stride(3) == 1 &&
-         slots.size(0) == source.size(0) && on_one_device({source, cache, slots});
+  return !source.storage().is_alias_of(cache.storage()) && source.dim() == 3 && cache.dim() == 4 &&
+         cache.sizes().slice(2) == source.sizes().slice(1) && source.scalar_type() == cache.scalar_type() &&
+         source.stride(2) == 1 && cache.stride(3) == 1 && slots.size(0) == source.size(0) &&
+         on_one_device({source, cache, slots});
 }
 
 template <typename Slot>
